@@ -26,7 +26,7 @@ ATTENTION = "attention"
 """The name of the group ``softmax(q k' + mask) v``; see `attention.find_attention`."""
 GROUP_QUERY = f"{MS}.GroupQueryAttention"
 INTERPOLATION = "interpolation"
-"""The name of a Resize that interpolates; see `interpolation.find_interpolation`."""
+"""The name of a Resize that interpolates; see `resizes.interpolates`."""
 WHOLE = frozenset({ATTENTION, GROUP_QUERY})
 """Units without weights that native operators compute from float to float: the body is what was there."""
 CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs

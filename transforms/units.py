@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from .attention import FoundAttention
 from .graph import constant, node_name, sole_reader
-from .interpolation import find_interpolation
 from .ops import ATTENTION, GATE, GATES, INTERPOLATION, key, row_of
 from .plan import Unit
+from .resizes import interpolates
 
 # Operators that a fan-out group may contain: element-wise operators, and a reduction that feeds one.
 CHEAP = frozenset(
@@ -51,7 +51,7 @@ def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[U
 
 def _operator(node: ir.Node) -> str:
     """Return the key of an operator, or `INTERPOLATION`."""
-    return key(node) if find_interpolation(node) is None else INTERPOLATION
+    return INTERPOLATION if interpolates(node) else key(node)
 
 
 def _kind(region: list[ir.Node]) -> str:

@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import Shape, constant, nodes_by_name, sets_pads, sole_reader, whole_first
-from ...transforms.interpolation import POSITIONS, find_interpolation
-from ...transforms.ops import INTERPOLATION, OPS
+from ...transforms.ops import INTERPOLATION
 from ...transforms.packed_conv import BLOCK, Packing, packing_of, unpacked
 from ...transforms.plan import Unit
 from ...transforms.qlinear import equal_parameters
 from ...transforms.qparams import QParams, dequantize, quantize
+from ...transforms.resizes import NEAREST, POSITIONS, find_resizing
 from ...transforms.units import clip_bounds
 from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, is_uint8
 
@@ -288,24 +288,23 @@ def _kernel(pool: ir.Node) -> list[int]:
     return list(pool.attributes.get_ints("kernel_shape", ()))
 
 
-# -------------------------------------------------------------------------------------------------- interpolations
-
-
-def _interpolated(site: Site) -> Call | None:
-    """Return the call for an interpolation; None if it has another form."""
+def _resized(site: Site) -> Call | None:
+    """Return the call for a Resize; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
-    pair, found = _dequantized(anchor.inputs[0]), find_interpolation(anchor)
+    pair, found = _dequantized(anchor.inputs[0]), find_resizing(anchor)
     if pair is None or found is None or not site.images:
+        return None
+    if found.nearest and not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]):
         return None
     inputs = [*_operands(pair), *_operands(site.quantize)[1:]]
     if not _are_constants(inputs[1:]):
         return None
     lengths = dict(zip(("rows", "columns"), found.sizes, strict=False))
     scales = dict(zip(("scale_down", "scale_across"), found.scales, strict=False))
-    values: dict[str, int | float] = {"positions": POSITIONS.index(found.positions), **lengths, **scales}
+    way = {"positions": POSITIONS.index(found.positions), "nearest": NEAREST.index(found.nearest)}
+    values: dict[str, int | float] = {**way, **lengths, **scales}
     attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
-    operator, body = OPS[site.unit.op].native_u8, [pair, anchor, site.quantize]
-    return Call(operator, str(anchor.name), REQUANTIZED, inputs, body, attributes)
+    return Call("Resize", str(anchor.name), REQUANTIZED, inputs, [pair, anchor, site.quantize], attributes)
 
 
 # --------------------------------------------------------------------------------------- functions of each element
@@ -403,8 +402,9 @@ CALLS: Mapping[str, Callable[[Site], Call | None]] = {
     "Add": _pair,
     "Mul": _pair,
     "Concat": _concat,
-    INTERPOLATION: _interpolated,
+    "Resize": _resized,
+    INTERPOLATION: _resized,
 }
 """What makes the call of a unit, by its operator; `_table` for all others."""
-IMAGES = frozenset({"Conv", "AveragePool", "GlobalAveragePool", "MaxPool", INTERPOLATION})
+IMAGES = frozenset({"Conv", "AveragePool", "GlobalAveragePool", "MaxPool", "Resize", INTERPOLATION})
 """The units whose tensors are images in any model."""

@@ -19,6 +19,7 @@ from ...transforms.int8_recurrent import ACTIVATIONS
 from ...transforms.ops import ATTENTION, GATE, INTERPOLATION, MS, OPS, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
 from ...transforms.reasons import NONE, Reason
+from ...transforms.resizes import IMAGE, find_resizing
 from ...transforms.units import activations
 from ..options.declared import Strategy
 from ..runtime.kernels import uint8_kernels
@@ -40,9 +41,8 @@ RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
 FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid"})
-NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", INTERPOLATION, *FUNCTIONS})
+NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", "Resize", INTERPOLATION, *FUNCTIONS})
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
-IMAGE = 4  # axes of an image
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 """Whether all values of a tensor are finite; each tensor is read once."""
 
@@ -74,8 +74,8 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return why.NO_FORM
     if unit.op in POOLS and (len(shapes[0]) != IMAGE or not sets_pads(node)):
         return why.NO_FORM
-    if unit.op == INTERPOLATION:
-        return _interpolation_obstacle(unit, facts, strategy, len(shapes[0]))
+    if unit.op in ("Resize", INTERPOLATION):
+        return _resize_obstacle(unit, facts, strategy, len(shapes[0]))
     images = len(shapes[-1]) == IMAGE and any(each.op_type == "Conv" for each in facts.nodes.values())
     channel = 1 if images else len(shapes[-1]) - 1
     if unit.op in PAIRS and (len(shapes) != 3 or whole_first(shapes[0], shapes[1], shapes[2], channel) is None):
@@ -88,10 +88,11 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     return _static_obstacle(unit, facts, strategy)
 
 
-def _interpolation_obstacle(unit: Unit, facts: Facts, strategy: Strategy, rank: int) -> Reason:
-    """Return why an interpolation cannot be a native operator."""
-    if not facts.joins or rank != IMAGE:  # its results may differ by a step from those of its body
-        return why.NO_FORM
+def _resize_obstacle(unit: Unit, facts: Facts, strategy: Strategy, rank: int) -> Reason:
+    """Return why a Resize cannot be a native operator."""
+    found = find_resizing(facts.nodes[unit.nodes[0]])
+    if found is None or rank != IMAGE or not (found.nearest or facts.joins):
+        return why.NO_FORM  # what is between pixels may differ by a step from that of the body
     return _u8_obstacle(unit, facts, strategy, ("", "Resize"), (*unit.inputs, *unit.outputs))
 
 

@@ -3,9 +3,9 @@
 // Inputs: a, a_table, b, b_table, c, c_table, d, d_table. The tensors c and d, or d alone, may be missing, and any table; a
 // table is a constant of shape (256,), and brings the values of a tensor to the scale of the result.
 #include <algorithm>
-#include <cstring>
 
 #include "operators.h"
+#include "short_copies.h"
 #include "target.h"
 
 namespace requant {
@@ -13,7 +13,6 @@ namespace {
 
 constexpr size_t kMost = 4;         // tensors
 constexpr size_t kChunk = 1 << 14;  // bytes of one task, about
-constexpr size_t kShort = 64;       // bytes; longer rows are copied by a call
 
 constexpr Requirement require{"ai.requant.Concat"};
 
@@ -55,7 +54,10 @@ class ConcatKernel {
         const size_t size = static_cast<size_t>(parts[i].shape.back());
         if (size == 0) continue;  // its data may be null
         const uint8_t* const from = parts[i].as<uint8_t>() + first * size;
-        put_rows(tables_[i].empty() ? from : looked_up(from, count * size, tables_[i]), size, count, to, width);
+        const uint8_t* const values = tables_[i].empty() ? from : looked_up(from, count * size, tables_[i]);
+        with_copy(size, [&](const auto& copy) {
+          for (size_t row = 0; row < count; ++row) copy(to + row * width, values + row * size);
+        });
         to += size;
       }
     });
@@ -68,22 +70,6 @@ class ConcatKernel {
     made.resize(std::max(made.size(), count));
     target_.lookup(from, made.data(), count, table.data());
     return made.data();
-  }
-
-  // Copies rows of `size` values to where rows of the result have them.
-  static void put_rows(const uint8_t* from, size_t size, size_t count, uint8_t* to, size_t width) {
-    if (size >= 16 && size <= kShort) return put_short<16>(from, size, count, to, width);
-    if (size >= 8 && size < 16) return put_short<8>(from, size, count, to, width);
-    for (size_t row = 0; row < count; ++row) std::memcpy(to + row * width, from + row * size, size);
-  }
-
-  // The same without calls, for rows that have at least a piece of some bytes; the last one may overlap the one before it.
-  template <size_t Piece>
-  static void put_short(const uint8_t* from, size_t size, size_t count, uint8_t* to, size_t width) {
-    for (size_t row = 0; row < count; ++row, from += size, to += width) {
-      for (size_t i = 0; i + Piece < size; i += Piece) std::memcpy(to + i, from + i, Piece);
-      std::memcpy(to + size - Piece, from + size - Piece, Piece);
-    }
   }
 
   const Target& target_;

@@ -1,14 +1,19 @@
-// Resize: an image of another size, whose values are between those of up to four pixels; uint8 NHWC.
+// Resize: an image of another size, whose values are those of the nearest pixels, or between those of up to four; uint8 NHWC.
 //
 // Inputs: x, x_scale, x_zero_point, y_scale, y_zero_point; all but x are constants with one value. The size is `rows` and
 // `columns`; where they are 0 it is that of x times scale_down and scale_across. The attribute `positions` is where pixel i of
 // the result lies among those of x, as ONNX defines it: 0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel. A
-// position outside of x is that of the pixel at the border.
+// position outside of x is that of the pixel at the border. The attribute `nearest` is 0 for values between pixels:
 //
 //   y = clip(rint(x_scale / y_scale * (value - x_zero_point)) + y_zero_point), the value in float
+//
+// Else it is how a position becomes that of a pixel, as ONNX defines it: 1 round_prefer_floor, 2 round_prefer_ceil, 3 floor,
+// 4 ceil. The scale and zero point of y are those of x then.
 #include <algorithm>
+#include <cmath>
 
 #include "operators.h"
+#include "short_copies.h"
 #include "target.h"
 
 namespace requant {
@@ -17,6 +22,8 @@ namespace {
 constexpr Requirement require{"ai.requant.Resize"};
 
 constexpr int64_t kMostPixels = 1 << 24;  // of an axis: float holds their positions
+
+enum Nearest : int64_t { kBetween, kPreferFloor, kPreferCeil, kFloor, kCeil };
 
 enum Positions : int64_t { kHalfPixel, kAsymmetric, kAlignCorners, kTorchHalfPixel };
 
@@ -36,8 +43,11 @@ class ResizeKernel {
         zero_(one<uint8_t>(require, node, 2)),
         y_zero_(one<uint8_t>(require, node, 4)),
         axes_{axis(node, "rows", "scale_down"), axis(node, "columns", "scale_across")},
-        positions_(node.attribute("positions", kHalfPixel)) {
+        positions_(node.attribute("positions", kHalfPixel)),
+        nearest_(node.attribute("nearest", kBetween)) {
     require(positions_ >= kHalfPixel && positions_ <= kTorchHalfPixel, "positions must be 0 to 3");
+    require(nearest_ >= kBetween && nearest_ <= kCeil, "nearest must be 0 to 4");
+    require(nearest_ == kBetween || (ratio_ == 1 && zero_ == y_zero_), "the nearest pixels keep their scale and zero point");
   }
 
   void run(const ort::Run& run) const {
@@ -57,9 +67,11 @@ class ResizeKernel {
       const int64_t image = static_cast<int64_t>(index) / rows, row = static_cast<int64_t>(index) % rows;
       const Between down = between(axes_[0], row, height, rows);
       const uint8_t* const from = x.as<uint8_t>() + image * height * width * channels;
-      const RowPair pair{from + down.first * width * channels, from + down.second * width * channels, down.share, width, channels,
-                         ratio_, zero_, y_zero_};
-      target_.interpolate(pair, across, columns, y + static_cast<int64_t>(index) * columns * channels);
+      const uint8_t* const first = from + down.first * width * channels;
+      uint8_t* const to = y + static_cast<int64_t>(index) * columns * channels;
+      if (nearest_ != kBetween) return copy_pixels(first, across, columns, channels, to);
+      const RowPair pair{first, from + down.second * width * channels, down.share, width, channels, ratio_, zero_, y_zero_};
+      target_.interpolate(pair, across, columns, to);
     });
   }
 
@@ -71,12 +83,31 @@ class ResizeKernel {
     return made;
   }
 
-  // Returns where a pixel of the result lies among those of x, along an axis.
+  // Copies the pixels of a row.
+  static void copy_pixels(const uint8_t* from, const Between* columns, int64_t count, int64_t channels, uint8_t* to) {
+    with_copy(static_cast<size_t>(channels), [&](const auto& copy) {
+      for (int64_t i = 0; i < count; ++i) copy(to + i * channels, from + columns[i].first * channels);
+    });
+  }
+
+  // Returns where a pixel of the result lies among those of x, along an axis; the first of both pixels if it is the nearest one.
   Between between(const Axis& axis, int64_t index, int64_t input, int64_t output) const {
     const float scale = axis.length > 0 ? static_cast<float>(output) / static_cast<float>(input) : axis.scale;
-    const float at = std::clamp(position(static_cast<float>(index), scale, input, output), 0.0f, static_cast<float>(input - 1));
+    const float most = static_cast<float>(input - 1);
+    const float at = std::clamp(pixel(position(static_cast<float>(index), scale, input, output)), 0.0f, most);
     const int64_t first = static_cast<int64_t>(at);
     return {first, std::min(first + 1, input - 1), at - static_cast<float>(first)};
+  }
+
+  // Returns the nearest pixel of a position, or the position itself.
+  float pixel(float at) const {
+    switch (nearest_) {
+      case kPreferFloor: return std::ceil(at - 0.5f);
+      case kPreferCeil: return std::floor(at + 0.5f);
+      case kFloor: return std::floor(at);
+      case kCeil: return std::ceil(at);
+      default: return at;
+    }
   }
 
   float position(float index, float scale, int64_t input, int64_t output) const {
@@ -93,7 +124,7 @@ class ResizeKernel {
   float ratio_;
   int zero_, y_zero_;
   Axis axes_[2];  // down and across
-  int64_t positions_;
+  int64_t positions_, nearest_;
 };
 
 }  // namespace

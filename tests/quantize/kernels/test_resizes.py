@@ -1,4 +1,4 @@
-"""The native Resize: the definition, refusals, which Resize it computes, and models with it."""
+"""The native Resize: the definition, refusals, which one it computes, and models with it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from requant.quantize import Options, quantize_model
-from requant.transforms.interpolation import POSITIONS, Interpolation, find_interpolation
+from requant.transforms.resizes import NEAREST, POSITIONS, Resizing, find_resizing
 
-from ...native import FOUND, needs_library
-from .test_native import session
+from ...native import needs_library
+from .test_native import load, session
 
 Array = NDArray[Any]
 
@@ -40,6 +40,7 @@ class Case:
 
     x: Array
     positions: str
+    nearest: str
     scales: tuple[float, ...]
     sizes: tuple[int, ...]
     y_scale: float
@@ -56,11 +57,12 @@ class Case:
         """The attributes of the native operator."""
         lengths = dict(zip(("rows", "columns"), self.sizes, strict=False))
         scales = dict(zip(("scale_down", "scale_across"), self.scales, strict=False))
-        return {"positions": POSITIONS.index(self.positions), **lengths, **scales}
+        way = {"positions": POSITIONS.index(self.positions), "nearest": NEAREST.index(self.nearest)}
+        return {**way, **lengths, **scales}
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, rounding: st.SearchStrategy[str]) -> Case:
     batch, channels = draw(st.integers(1, 2)), draw(st.sampled_from([1, 3, 8, 16, 17, 64, 70, 130]))
     height, width = draw(st.integers(1, 7)), draw(st.integers(1, 7))
     by_scale = draw(st.booleans())
@@ -71,14 +73,15 @@ def cases(draw: st.DrawFn) -> Case:
     scales = (down, across) if by_scale else ()
     sizes = () if by_scale else (draw(st.integers(1, 9)), draw(st.integers(1, 9)))
     x = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, (batch, height, width, channels))
+    positions, nearest, threads = draw(st.sampled_from(POSITIONS)), draw(rounding), draw(st.integers(1, 3))
     zeros = draw(st.integers(0, 255)), draw(st.integers(0, 255))
     y_scale = float(STEP) * draw(st.sampled_from([0.5, 1.0, 1.3]))
-    return Case(
-        x.astype(np.uint8), draw(st.sampled_from(POSITIONS)), scales, sizes, y_scale, zeros, draw(st.integers(1, 3))
-    )
+    if nearest:
+        zeros, y_scale = (zeros[0], zeros[0]), float(STEP)
+    return Case(x.astype(np.uint8), positions, nearest, scales, sizes, y_scale, zeros, threads)
 
 
-def interpolated(case: Case) -> Array:
+def resized(case: Case) -> Array:
     """Return what the runtime computes in float, NHWC; the model multiplies the integers without their zero point."""
     batch, _, _, channels = case.x.shape
     x = (case.x.transpose(0, 3, 1, 2).astype(np.float32) - case.zeros[0]) * STEP
@@ -88,7 +91,8 @@ def interpolated(case: Case) -> Array:
     else:
         name, given_ = "sizes", np.array([batch, channels, *case.sizes], np.int64)
         inputs = ["x", "", "", "sizes"]
-    node = helper.make_node("Resize", inputs, ["y"], mode="linear", coordinate_transformation_mode=case.positions)
+    way = {"mode": "nearest", "nearest_mode": case.nearest} if case.nearest else {"mode": "linear"}
+    node = helper.make_node("Resize", inputs, ["y"], coordinate_transformation_mode=case.positions, **way)
     ends = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [None] * 4) for each in "xy"]
     graph = helper.make_graph([node], "one", ends[:1], ends[1:], [numpy_helper.from_array(given_, name)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
@@ -97,10 +101,17 @@ def interpolated(case: Case) -> Array:
 
 
 @needs_library
-@given(case=cases())
+@given(case=cases(st.sampled_from(NEAREST[1:])))
+def test_the_nearest_pixels_are_those_of_the_runtime(case: Case) -> None:
+    found = session("Resize", [case.x, *case.parameters], case.threads, **case.attributes).run(None, {"x": case.x})[0]
+    np.testing.assert_array_equal(found, np.rint(resized(case) / STEP) + case.zeros[0])
+
+
+@needs_library
+@given(case=cases(st.just("")))
 def test_it_is_what_the_runtime_computes_in_float_rounded_once(case: Case) -> None:
     found = session("Resize", [case.x, *case.parameters], case.threads, **case.attributes).run(None, {"x": case.x})[0]
-    exact = np.clip(interpolated(case).astype(np.float64) / case.y_scale + case.zeros[1], 0, 255)
+    exact = np.clip(resized(case).astype(np.float64) / case.y_scale + case.zeros[1], 0, 255)
     assert found.shape == exact.shape
     assert np.abs(found - exact).max(initial=0) <= 0.5 + NEAR
 
@@ -111,6 +122,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "a negative scale": ({**PLAIN, "scale_down": -1.0}, (1, 2, 2, 3)),
     "a negative length": ({"rows": -1, "columns": 2}, (1, 2, 2, 3)),
     "other positions": ({**PLAIN, "positions": 4}, (1, 2, 2, 3)),
+    "another rounding": ({**PLAIN, "nearest": 5}, (1, 2, 2, 3)),
     "no pixels": (PLAIN, (1, 0, 2, 3)),
     "no pixels in the result": ({"scale_down": 0.1, "scale_across": 1.0}, (1, 2, 2, 3)),
     "too many pixels": ({"scale_down": 1e7, "scale_across": 1.0}, (1, 2, 2, 1)),
@@ -124,6 +136,13 @@ def test_what_it_refuses(attributes: dict[str, Any], shape: tuple[int, ...]) -> 
     x = np.zeros(shape, np.uint8)
     with pytest.raises(Exception, match=r"ai\.requant\.Resize"):
         session("Resize", [x, STEP, zero(0), STEP, zero(0)], **attributes).run(None, {"x": x})
+
+
+@needs_library
+def test_the_nearest_pixels_keep_their_scale() -> None:
+    x = np.zeros((1, 2, 2, 3), np.uint8)
+    with pytest.raises(Exception, match="the nearest pixels keep their scale and zero point"):
+        session("Resize", [x, STEP, zero(0), STEP, zero(1)], **PLAIN, nearest=1)
 
 
 @needs_library
@@ -149,15 +168,20 @@ def resize(attributes: str = 'mode="linear"', inputs: str = "x, , f", constants:
     return node
 
 
-FOUND_AS: dict[str, tuple[ir.Node, Interpolation | None]] = {
-    "by factors": (resize(), Interpolation("half_pixel", scales=(2.0, 3.0))),
-    "to a size": (resize(inputs="x, , , n", constants="n =1,8,9,10"), Interpolation("half_pixel", sizes=(9, 10))),
-    "of two axes": (resize('mode="linear", axes=[2,3]', constants="f =2,3"), Interpolation("half_pixel", (2.0, 3.0))),
+FOUND_AS: dict[str, tuple[ir.Node, Resizing | None]] = {
+    "by factors": (resize(), Resizing("half_pixel", scales=(2.0, 3.0))),
+    "to a size": (resize(inputs="x, , , n", constants="n =1,8,9,10"), Resizing("half_pixel", sizes=(9, 10))),
+    "of two axes": (resize('mode="linear", axes=[2,3]', constants="f =2,3"), Resizing("half_pixel", scales=(2.0, 3.0))),
     "other positions": (
         resize('mode="linear", coordinate_transformation_mode="align_corners"'),
-        Interpolation("align_corners", (2.0, 3.0)),
+        Resizing("align_corners", scales=(2.0, 3.0)),
     ),
-    "nearest": (resize('mode="nearest"'), None),
+    "nearest": (resize('mode="nearest"'), Resizing("half_pixel", "round_prefer_floor", scales=(2.0, 3.0))),
+    "rounded down": (
+        resize('nearest_mode="floor", coordinate_transformation_mode="asymmetric"'),
+        Resizing("asymmetric", "floor", scales=(2.0, 3.0)),
+    ),
+    "rounded in another way": (resize('nearest_mode="simple"'), None),
     "cubic": (resize('mode="cubic"'), None),
     "cropped": (resize('mode="linear", coordinate_transformation_mode="tf_crop_and_resize"'), None),
     "smoothed": (resize('mode="linear", antialias=1'), None),
@@ -169,23 +193,23 @@ FOUND_AS: dict[str, tuple[ir.Node, Interpolation | None]] = {
 
 
 @pytest.mark.parametrize(("node", "expected"), FOUND_AS.values(), ids=FOUND_AS)
-def test_what_an_interpolation_is(node: ir.Node, expected: Interpolation | None) -> None:
-    assert find_interpolation(node) == expected
+def test_what_an_interpolation_is(node: ir.Node, expected: Resizing | None) -> None:
+    assert find_resizing(node) == expected
 
 
 # -------------------------------------------------------------------------------------------------------- models
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """Return the path of two convolutions with a Resize between them, and its data beside it."""
+@pytest.fixture(params=["linear"])
+def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Return the path of two convolutions with a Resize of some mode between them, and its data beside it."""
     rng = np.random.default_rng(0)
-    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
-        net (float[N,8,10,12] x) => (float[N,8,20,24] y) <float[4] f = {1, 1, 2, 2}> {
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,8,10,12] x) => (float[N,8,20,24] y) <float[4] f = {{1, 1, 2, 2}}> {{
           [first] a = Conv<pads = [1, 1, 1, 1]>(x, v)
-          [up] b = Resize<mode = "linear">(a, , f)
+          [up] b = Resize<mode = "{request.param}">(a, , f)
           [last] y = Conv<pads = [1, 1, 1, 1]>(b, w)
-        }""")
+        }}""")
     for name in "vw":
         proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((8, 8, 3, 3)).astype("f4"), name))
     onnx.save(proto, tmp_path / "m.onnx")
@@ -207,15 +231,24 @@ def test_it_stands_between_native_convolutions_and_the_body_computes_the_same(mo
     assert native == ["Convolution", "Resize", "Convolution"]
     assert result.forms["u8->u8 native"] == 3
     feed = {"x": np.load(model.with_name("data.npz"))["x"]}
-    options = ort.SessionOptions()
-    assert not isinstance(FOUND, str)
-    options.register_custom_ops_library(str(FOUND.library))
-    here = ort.InferenceSession(found.SerializeToString(), options).run(None, feed)[0]
+    here = load(found).run(None, feed)[0]
     elsewhere = ort.InferenceSession(found.SerializeToString()).run(None, feed)[0]
     before = ort.InferenceSession(str(model)).run(None, feed)[0]
     noise = np.square(before - elsewhere).mean()
     assert np.square(here - elsewhere).mean() < noise / 10  # few values differ, each by a step
     assert np.square(before - here).mean() < 2 * noise
+
+
+@needs_library
+@pytest.mark.parametrize("model", ["nearest"], indirect=True)
+def test_the_nearest_pixels_of_a_model_are_those_of_its_body(model: Path) -> None:
+    _, found = quantized(model, kernels="exact")
+    assert [node.op_type for node in found.graph.node if node.domain] == ["Convolution", "Resize", "Convolution"]
+    feed = {"x": np.load(model.with_name("data.npz"))["x"]}
+    here, elsewhere = (
+        each.run(None, feed)[0] for each in (load(found), ort.InferenceSession(found.SerializeToString()))
+    )
+    np.testing.assert_array_equal(here, elsewhere)
 
 
 @needs_library

@@ -1,4 +1,4 @@
-"""Find a Resize of images to sizes that are known, whose values are between those of up to four pixels."""
+"""Find a Resize of images to sizes that are known: the nearest pixels, or what is between up to four of them."""
 
 from __future__ import annotations
 
@@ -11,41 +11,51 @@ from .graph import constant
 
 POSITIONS = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
 """Where the pixels of the result may lie among those of the image, in the order of the native operator."""
+NEAREST = ("", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+"""How a position becomes that of a pixel, in the order of the native operator; the first one is for no pixel."""
 IMAGE, SPATIAL = 4, 2  # axes: (batch, channels, height, width); and those that change
 SCALES, SIZES = 2, 3  # among the inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Interpolation:
+class Resizing:
     """How a Resize makes an image of another size.
 
     Attributes:
         positions: One of `POSITIONS`.
+        nearest: One of `NEAREST`; empty if values are between those of pixels.
         scales: The ratios of the heights and of the widths; empty if the sizes are given.
         sizes: The height and the width of the result; empty if the scales are given.
     """
 
     positions: str
+    nearest: str = ""
     scales: tuple[float, ...] = ()
     sizes: tuple[int, ...] = ()
 
 
-def find_interpolation(node: ir.Node) -> Interpolation | None:
-    """Return what a Resize does; None if it is no linear interpolation of height and width to constant sizes."""
+def find_resizing(node: ir.Node) -> Resizing | None:
+    """Return what a Resize does; None if it does not resize height and width to constant sizes, or in another way."""
     get = node.attributes.get_string
-    plain = node.op_type == "Resize" and not node.domain and get("mode", "nearest") == "linear"
-    positions = get("coordinate_transformation_mode", "half_pixel")
+    mode, positions = get("mode", "nearest"), get("coordinate_transformation_mode", "half_pixel")
+    nearest = get("nearest_mode", NEAREST[1]) if mode == "nearest" else ""
+    if node.op_type != "Resize" or node.domain or mode not in ("nearest", "linear") or positions not in POSITIONS:
+        return None
     unusual = any(node.attributes.get_int(name, 0) for name in ("antialias", "exclude_outside"))
     stretches = get("keep_aspect_ratio_policy", "stretch") == "stretch"
-    if not plain or unusual or not stretches or positions not in POSITIONS:
-        return None
     scales, sizes = (_spatial(node, index) for index in (SCALES, SIZES))
-    if (scales is None) == (sizes is None):
+    if unusual or not stretches or nearest not in NEAREST or (scales is None) == (sizes is None):
         return None
     if scales is not None:
-        return Interpolation(positions, scales=tuple(map(float, scales)))
+        return Resizing(positions, nearest, scales=tuple(map(float, scales)))
     assert sizes is not None
-    return Interpolation(positions, sizes=tuple(map(int, sizes)))
+    return Resizing(positions, nearest, sizes=tuple(map(int, sizes)))
+
+
+def interpolates(node: ir.Node) -> bool:
+    """Return whether a node is a Resize of images whose values are between those of pixels."""
+    found = find_resizing(node)
+    return found is not None and not found.nearest
 
 
 def _spatial(node: ir.Node, index: int) -> np.ndarray | None:
