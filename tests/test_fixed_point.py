@@ -26,7 +26,10 @@ FORMS: dict[str, dict[str, Any]] = {
 """The options that make each kind of INT8 model."""
 
 MODELS = ("digits", "digits_mobile", "digits_transformer")
-SLOW = {("digits_transformer", form) for form in ("qoperator", "native", "portable")}
+SLOW = {
+    *(("digits_transformer", form) for form in ("qoperator", "native", "portable", "weights")),
+    *(("digits_mobile", form) for form in ("qdq", "qoperator", "portable")),
+}
 PAIRS = [
     pytest.param(model, form, marks=[pytest.mark.slow] if (model, form) in SLOW else [])
     for model in MODELS

@@ -52,8 +52,8 @@ def rms(values: Array) -> float:
     ("name", "scheme"),
     [
         pytest.param("digits", Scheme(), id="digits"),
-        pytest.param("digits", Scheme("s8", symmetric=True), id="digits-s8-symmetric"),
-        pytest.param("digits", Scheme(weight="u8"), id="digits-u8-weights"),
+        pytest.param("digits", Scheme("s8", symmetric=True), id="digits-s8-symmetric", marks=pytest.mark.slow),
+        pytest.param("digits", Scheme(weight="u8"), id="digits-u8-weights", marks=pytest.mark.slow),
         pytest.param("digits_transformer", Scheme(), id="digits_transformer", marks=pytest.mark.slow),
     ],
 )

@@ -26,7 +26,7 @@ def attack(*arguments: str) -> None:
 
 
 def test_commands_keep_the_contract_on_some_hostile_input() -> None:
-    attack("tests.attack", "models:24", "data:12", "files:30", "places:5", "--seed", "20", "--jobs", "1")
+    attack("tests.attack", "models:12", "data:6", "files:15", "places:3", "--seed", "20", "--jobs", "1")
 
 
 @pytest.mark.slow
@@ -35,6 +35,7 @@ def test_commands_keep_the_contract_on_hostile_input(families: tuple[str, ...]) 
     attack("tests.attack", *families, "--seed", "21", "--jobs", "1")
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_nothing_and_its_resumed_run_gives_the_same_bytes() -> None:
     attack("tests.attack.kills", "--only", "calibrate", "--count", "5", "--seed", "3")
 

@@ -484,6 +484,7 @@ def bombs(folder: Path) -> list[str]:
     return ["claim.npz", "sample.npz", "grey", "cells.csv", "objects.jsonl"]
 
 
+@pytest.mark.slow
 def test_bombs_need_little_memory(tmp_path: Path) -> None:
     """A child process reads the files; its peak of resident memory tells what they took."""
     (tmp_path / "job.py").write_text(

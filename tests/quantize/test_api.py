@@ -38,7 +38,7 @@ LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:]]
 SAMPLES = [
     pytest.param("digits", "qdq"),
     pytest.param("digits", "qoperator"),
-    pytest.param("digits_transformer", "qdq"),
+    pytest.param("digits_transformer", "qdq", marks=pytest.mark.slow),
     pytest.param("digits_transformer", "qoperator", marks=pytest.mark.slow),
     pytest.param("digits_mobile", "qdq", marks=pytest.mark.slow),
     pytest.param("digits_mobile", "qoperator", marks=pytest.mark.slow),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,12 @@ def pixels(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["calibrate", "quantize"])
 def test_data_of_another_scale_get_a_warning(tmp_path: Path, pixels: Path, command: str) -> None:
-    result = succeed(command, DIGITS, "--data", pixels, "-o", tmp_path / "out")
+    more = ("--effort", "low", "--place", "rules") if command == "quantize" else ()
+    result = succeed(command, DIGITS, "--data", pixels, "-o", tmp_path / "out", *more)
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
     assert "'image' has a mean of " in line
     assert "check scale, mean and std" in line
-    result = succeed(command, DIGITS, "--data", pixels, "-o", tmp_path / "again", "--json")
+    result = succeed(command, DIGITS, "--data", pixels, "-o", tmp_path / "again", "--json", *more)
     assert "warning" not in result.stderr
     (finding,) = json.loads(result.stdout)["findings"]
     assert (finding["kind"], finding["name"], finding["severity"]) == ("normalisation", "image", "warning")
@@ -106,11 +108,12 @@ def test_of_a_part_nothing_is_told_that_only_the_whole_tells(tmp_path: Path) -> 
 
 def test_findings_from_python(tmp_path: Path, pixels: Path) -> None:
     found = calibrate_model(DIGITS, str(pixels))
-    result = quantize_model(DIGITS, str(pixels), tmp_path / "out.onnx")
+    asked = Options(effort="low", place="rules")
+    result = quantize_model(DIGITS, str(pixels), tmp_path / "out.onnx", asked)
     for findings in (found.findings, result.findings):
         assert [(finding.kind, finding.severity) for finding in findings] == [("normalisation", "warning")]
     assert found.file.samples == 200
-    filed = quantize_model(DIGITS, str(pixels), tmp_path / "filed.onnx", Options(ranges=found.file))
+    filed = quantize_model(DIGITS, str(pixels), tmp_path / "filed.onnx", replace(asked, ranges=found.file))
     assert filed.findings == ()  # they were told when the file was made
     np.savez(tmp_path / "black.npz", image=np.zeros((20, 1, 28, 28), np.float32))
     from requant.calibration import save_ranges

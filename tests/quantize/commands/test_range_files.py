@@ -637,7 +637,9 @@ def test_overrides_at_calibrating_and_at_quantizing_come_to_the_same(tmp_path: P
     assert scales(tmp_path / "again.onnx")["x"] == scales(tmp_path / "direct.onnx")["x"]
 
 
-@pytest.mark.parametrize("place", ["rules", "all", "estimated"])
+@pytest.mark.parametrize(
+    "place", ["all", *(pytest.param(how, marks=pytest.mark.slow) for how in ("rules", "estimated"))]
+)
 def test_a_result_that_is_to_stay_float_does_wherever_int8_is_placed(
     tmp_path: Path, model: Path, data: Path, place: str
 ) -> None:

@@ -29,8 +29,16 @@ PIPED: dict[str, tuple[str, str]] = {
 }
 
 
+QUICK = ("quantize", "check", "ops")
+"""Commands that stand for all others in a run without slow tests: each takes a process of its own."""
+
+
 @pytest.mark.parametrize(
-    ("command", "row"), [(f"{name} {rest}", row) for name, (rest, row) in PIPED.items()], ids=PIPED
+    ("command", "row"),
+    [
+        pytest.param(f"{name} {rest}", row, id=name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name, (rest, row) in PIPED.items()
+    ],
 )
 def test_a_pipe_gets_whole_lines_of_results_on_stdout(command: str, row: str, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").symlink_to(DIGITS)

@@ -415,7 +415,7 @@ def test_what_the_operator_does_not_compute_is_left_alone(constants: dict[str, A
 def test_a_model_with_functions_computes_the_same_with_and_without_the_library(
     tmp_path: Path,
 ) -> None:
-    asked: dict[str, Any] = {"place": "all", "force_int8": True, "seconds": 0.05, "samples": 16}
+    asked: dict[str, Any] = {"place": "all", "force_int8": True, "seconds": 0.05, "samples": 16, "effort": "low"}
     stock = quantize_model(DIGITS, DATA, tmp_path / "stock.onnx", Options(kernels="stock", **asked))
     native = quantize_model(DIGITS, DATA, tmp_path / "native.onnx", Options(kernels="exact", **asked))
     assert "u8->u8 native" not in stock.forms

@@ -397,7 +397,9 @@ def test_a_plan_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- measured
 
 
-@pytest.mark.parametrize("place", ["measured", "estimated", "rules", "all"])
+@pytest.mark.parametrize(
+    "place", ["measured", "all", *(pytest.param(how, marks=pytest.mark.slow) for how in ("estimated", "rules"))]
+)
 def test_all_ways_of_placing_give_a_model_that_agrees(tmp_path: Path, place: str) -> None:
     path, data = saved(tmp_path, side=128)
     options = Options(place=place, force_int8=True, seconds=0.2)

@@ -186,7 +186,7 @@ BROKEN_WORDS = """roots => roots.flatMap(root => {
 })"""
 
 
-@pytest.mark.parametrize("window", [DESK, HANDY], ids=["wide", "phone"])
+@pytest.mark.parametrize("window", [DESK, pytest.param(HANDY, marks=pytest.mark.slow)], ids=["wide", "phone"])
 def test_the_first_screen_answers(
     digits: tuple[Path, Record], open_page: Open, window: ViewportSize, tmp_path: Path
 ) -> None:

@@ -262,6 +262,7 @@ def test_a_kernel_has_the_same_name_whenever_the_model_is_compiled(names: str, n
 # ------------------------------------------------------------------------------------------------------------ models
 
 
+@pytest.mark.slow
 def test_a_model_is_placed_judged_and_timed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REQUANT_CACHE", str(tmp_path / "cache"))
     options = Options(runtime="openvino", batch=256, samples=64, seconds=0.2, force_int8=True, effort="low")

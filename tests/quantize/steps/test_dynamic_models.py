@@ -49,7 +49,7 @@ def test_a_dynamic_model_is_quantized_statically(dynamic: Path, tmp_path: Path) 
     assert [note for note in result.notes if note.startswith("4 operators of the model compute their ranges")]
 
 
-@pytest.mark.parametrize("strategy", [Strategy.DYNAMIC, Strategy.WEIGHT])
+@pytest.mark.parametrize("strategy", [Strategy.DYNAMIC, pytest.param(Strategy.WEIGHT, marks=pytest.mark.slow)])
 def test_other_strategies_leave_it_as_it_is(strategy: Strategy, dynamic: Path, tmp_path: Path) -> None:
     result, found = quantized(dynamic, tmp_path / "q.onnx", selection=Selection(strategy=strategy))
     assert found["MatMulInteger"] == found["ConvInteger"] == 2
