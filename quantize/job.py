@@ -152,19 +152,21 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The error at the outputs when one tensor alone is uint8.
+    """The error at the outputs when one tensor alone is uint8, or the weights of one unit are int8.
 
     Attributes:
         kept_float: Tensors that must not be uint8, with the reason.
         noise: By tensor, noise power over signal power at the worst output; empty where this was not measured.
         noise_of: The same for the inputs of matrix products from float to float, by form.
         harmed_by: By such a form, the inputs that ruin an output, with the reason.
+        noise_of_weights: By unit, noise power over signal power with its weights alone in int8.
     """
 
     kept_float: Mapping[str, str] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
     noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
     harmed_by: Mapping[Impl, Mapping[str, str]] = field(default_factory=dict)
+    noise_of_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class Facts:
         blocks: The form of weights in blocks.
         noise_of: By form of matrix products from float to float, the noise at the outputs by input tensor.
         harmed_by: By such a form, the input tensors that ruin an output, with the reason.
+        noise_of_weights: By unit, the noise at the outputs that its int8 weights add.
         finished: Whether requant has quantized the model before.
     """
 
@@ -61,6 +62,7 @@ class Facts:
     blocks: BlockForm = field(default_factory=BlockForm)
     noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
     harmed_by: Mapping[Impl, Mapping[str, str]] = field(default_factory=dict)
+    noise_of_weights: Mapping[str, float] = field(default_factory=dict)
     finished: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The noise that a plan adds to the outputs: measured for each tensor alone, else estimated from weights."""
+"""The noise that a plan adds to the outputs: measured for tensors and weights alone, else estimated from weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTIVATION = 12 * 255.0**2 / 36  # a uniform error of 1/255 of a range of six st
 
 @dataclass(frozen=True, slots=True)
 class Noises:
-    """The measured noise of tensors, as powers relative to the outputs. Independent errors add up.
+    """The measured noise of tensors and weights, as powers relative to the outputs. Independent errors add up.
 
     Attributes:
         tensors: The noise of each tensor in uint8 alone.
@@ -28,6 +28,7 @@ class Noises:
         moved: By result of an operator that only moves values, its input: they have the same noise.
         joins: The convolution that may absorb each function or sum, by the name of the latter; see `joins_of`.
         readers: How many products read a tensor; they share its noise.
+        weights: By unit, the noise of its weights in int8. Weights in blocks have scales enough to add none.
     """
 
     tensors: Mapping[str, float] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Noises:
     moved: Mapping[str, str] = field(default_factory=dict)
     joins: Mapping[str, Unit] = field(default_factory=dict)
     readers: Mapping[str, int] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -43,13 +45,19 @@ class Noises:
         tensors: Mapping[str, float],
         forms: Mapping[Impl, Mapping[str, float]],
         joins: Mapping[str, Unit],
+        weights: Mapping[str, float],
     ) -> Noises:
         """Return the noises of a model, of which any plan has the units."""
         moving = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "same"]
         moved = {output: unit.inputs[0] for unit in moving if unit.inputs for output in unit.outputs}
         products = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "compute"]
         readers = Counter(unit.inputs[0] for unit in products if unit.inputs)
-        return cls(tensors, forms, moved, joins, readers)
+        return cls(tensors, forms, moved, joins, readers, weights)
+
+    @property
+    def total(self) -> float:
+        """The noise of all tensors and weights."""
+        return math.fsum((*self.tensors.values(), *self.weights.values()))
 
     def of_tensor(self, tensor: str) -> float:
         """Return the noise of a tensor that is rounded to uint8."""
@@ -64,10 +72,11 @@ class Noises:
         convolution and what it absorbs nothing is rounded. Whether both are native is not known here: the tensor counts
         for another implementation of the latter, and for a DequantizeLinear (`of_dequantize`).
         """
+        found = self.of_weights(unit, impl)
         if impl in self.forms:
             known = self.forms[impl]
-            return math.fsum(known.get(tensor, 0.0) / max(self.readers.get(tensor, 0), 1) for tensor in unit.rounded)
-        found = 0.0
+            shares = (known.get(tensor, 0.0) / max(self.readers.get(tensor, 0), 1) for tensor in unit.rounded)
+            return found + math.fsum(shares)
         if impl.writes_u8:
             between = {each.outputs[0] for each in self.joins.values()}
             written = (each for each in unit.outputs if each not in self.moved and each not in between)
@@ -76,15 +85,22 @@ class Noises:
             found += self.of_tensor(self.joins[unit.name].outputs[0])
         return found
 
+    def of_weights(self, unit: Unit, impl: Impl) -> float:
+        """Return the noise of the weights of an implementation of a unit."""
+        return self.weights.get(unit.name, 0.0) if impl.int8 and not impl.in_blocks else 0.0
+
     def of_dequantize(self, tensor: str) -> float:
         """Return the noise that a tensor has only because it is dequantized, see `of_unit`."""
         between = any(tensor == each.outputs[0] for each in self.joins.values())
         return self.of_tensor(tensor) if between else 0.0
 
     def of_plan(self, plan: Plan) -> float:
-        """Return the noise of a plan: that of all tensors that it rounds, and of its products from float to float."""
+        """Return the noise of a plan: of tensors that it rounds, of weights, and of products from float to float."""
         rounded = set(plan.observed) - unrounded(plan, self.joins)
-        products = (self.of_unit(unit, plan.impl(unit)) for unit in plan.units if plan.impl(unit) in self.forms)
+        products = (
+            (self.of_unit if plan.impl(unit) in self.forms else self.of_weights)(unit, plan.impl(unit))
+            for unit in plan.units
+        )
         return math.fsum((*map(self.of_tensor, sorted(rounded)), *products))
 
 

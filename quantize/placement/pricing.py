@@ -105,7 +105,7 @@ class Prices:
         """
         sizes = {name: math.prod(shape) for name, shape in space.shapes.items()}
         forms = {form: known for form, known in space.facts.noise_of.items() if known}
-        return cls(space, costs, sizes, Noises.of(space.rules, noise, forms, space.joins))
+        return cls(space, costs, sizes, Noises.of(space.rules, noise, forms, space.joins, space.facts.noise_of_weights))
 
 
 def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float | None = None) -> Prices:
@@ -117,7 +117,7 @@ def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float
         microseconds: The time.
         share: The share of this time that all noise together costs; None for the exchange of the effort, see `Effort`.
     """
-    total = math.fsum(prices.noises.tensors.values())
+    total = prices.noises.total
     if share is None:
         share = EFFORTS[job.options.effort].exchange * math.sqrt(min(total, 1.0))  # the sum is of noise powers
     price = job.options.noise_weight or (share * microseconds / total if total > 0 else 0.0)
@@ -198,10 +198,11 @@ def noise_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
 
 
 def noise_around(prices: Prices, unit: Unit) -> float:
-    """Return the price of the noise of a unit's tensors in uint8, in microseconds."""
+    """Return the price of the noise of a unit's tensors in uint8 and of its weights, in microseconds."""
     if not prices.noise_price or not prices.noises.tensors:
         return noise_cost(prices, unit, Impl.U8)
-    return prices.noise_price * math.fsum(map(prices.noises.of_tensor, {*unit.inputs, *unit.outputs}))
+    of_tensors = map(prices.noises.of_tensor, {*unit.inputs, *unit.outputs})
+    return prices.noise_price * math.fsum((*of_tensors, prices.noises.of_weights(unit, Impl.U8)))
 
 
 def plan_noise_cost(prices: Prices, plan: Plan) -> float:

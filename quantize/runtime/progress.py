@@ -26,6 +26,7 @@ UNITS: Mapping[str, str] = {
     "compare": "samples",
     "log": "samples",
     "try tensors alone": "tensors",
+    "try weights alone": "units",
     "correct weights": "units",
     "measure costs": "steps",
 }

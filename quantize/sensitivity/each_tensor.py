@@ -1,4 +1,4 @@
-"""Find the tensors that must not be uint8: each one is quantized alone, and the outputs are compared."""
+"""Find the error of each tensor in uint8 and of the weights of each unit in int8: each is rounded alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..accuracy.outputs import decibels
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..placement.estimates import runs_in
-from .segments import segments
+from .segments import Segment, segments
 from .switch_graph import Rounding, Switch
-from .switch_model import noises, tensor_switches
+from .switch_model import Constants, Switchboard, constant_switches, noises, tensor_switches
 
 # A tensor ruins a model if it alone leaves less than RUIN_DB at an output, and STANDS_OUT_DB less than the median of
 # the others. In a network that is hard to quantize all tensors are alike, and none of them is worth a float unit.
@@ -73,23 +73,86 @@ def alone(
     Raises:
         RequantError: The model fails on a sample.
     """
-    if len(qparams) > runs:
-        return {}
-    if qparams and runs < len(qparams) * len(samples):
-        samples = samples[: int(runs // len(qparams))]
-    found: dict[str, float] = {}
-    for segment in segments(model, qparams, samples):
+
+    def opened(segment: Segment) -> tuple[Switchboard, list[Switch]]:
         chosen = {name: qparams[name] for name in segment.tensors}
         board = tensor_switches(segment.model, chosen, readers=readers, optimize=optimize)
-        trials = ({Switch("", name)} for name in segment.tensors)
+        return board, [Switch("", name) for name in segment.tensors]
+
+    return _each(model, tuple(qparams), samples, opened, runs, progress)
+
+
+def weights_alone(
+    model: ir.Model,
+    constants: Constants,
+    samples: Sequence[Sample],
+    *,
+    optimize: bool = True,
+    runs: float = math.inf,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, float]:
+    """Return the SQNR, in dB, of the worst float output with the weights of one node at a time in integers.
+
+    Args:
+        model: A float model.
+        constants: The dequantized constants of each node to try, by its name and the index of the input.
+        samples: As for `alone`.
+        optimize: As for `alone`.
+        runs: As for `alone`.
+        progress: As for `alone`, with nodes in place of tensors.
+
+    Returns:
+        In dB, by node; empty if `runs` is too small.
+
+    Raises:
+        RequantError: The model fails on a sample.
+    """
+    nodes = nodes_by_name(model)
+    node_of = {str(nodes[name].outputs[0].name): name for name in constants}
+
+    def opened(segment: Segment) -> tuple[Switchboard, list[Switch]]:
+        names = [node_of[tensor] for tensor in segment.tensors]
+        board = constant_switches(segment.model, {name: constants[name] for name in names}, optimize=optimize)
+        return board, [Switch(name, "") for name in names]
+
+    found = _each(model, tuple(node_of), samples, opened, runs, progress)
+    return {node_of[tensor]: value for tensor, value in found.items()}
+
+
+def _each(
+    model: ir.Model,
+    tensors: Collection[str],
+    samples: Sequence[Sample],
+    opened: Callable[[Segment], tuple[Switchboard, list[Switch]]],
+    runs: float,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, float]:
+    """Return the SQNR, in dB by tensor, with one switch at a time on.
+
+    Args:
+        model: A float model.
+        tensors: The tensors.
+        samples: As for `alone`.
+        opened: Opens the session of a segment, and returns a switch for each of its tensors.
+        runs: As for `alone`.
+        progress: As for `alone`.
+    """
+    if len(tensors) > runs:
+        return {}
+    if tensors and runs < len(tensors) * len(samples):
+        samples = samples[: int(runs // len(tensors))]
+    found: dict[str, float] = {}
+    for segment in segments(model, tensors, samples):
+        board, switches = opened(segment)
         if not board.outputs:
             found |= dict.fromkeys(segment.tensors, math.inf)
             continue
+        trials = ({switch} for switch in switches)
         for name, outputs in zip(segment.tensors, noises(board, trials, segment.samples), strict=True):
             found[name] = min(decibels(*sums) for sums in outputs.values())
             if progress is not None:
-                progress(len(found), len(qparams))
-    return {name: found[name] for name in qparams}
+                progress(len(found), len(tensors))
+    return {name: found[name] for name in tensors}
 
 
 def runs_for(job: Job, feed: Mapping[str, Array], seconds: float) -> float:

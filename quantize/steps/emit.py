@@ -62,6 +62,7 @@ def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[F
         blocks=job.scheme.blocks,
         noise_of=evidence.noise_of,
         harmed_by=evidence.harmed_by,
+        noise_of_weights=evidence.noise_of_weights,
     )
     return facts, choose_by(facts, job.simple), partial(apply_plan, job, ranges)
 

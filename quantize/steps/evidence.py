@@ -1,15 +1,16 @@
-"""Measure, before the plan is decided, the error at the outputs when one tensor alone is uint8."""
+"""Measure, before the plan is decided, the error at the outputs with one tensor in uint8, or weights in int8."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 
 import onnx_ir as ir
 
 from ... import RequantError
+from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Plan
 from ..accuracy.outputs import Accuracy
 from ..accuracy.selected_outputs import selected_from, showing
@@ -17,8 +18,9 @@ from ..job import Candidate, Evidence, Job
 from ..options.efforts import EFFORTS
 from ..placement.facts import Facts
 from ..placement.rules import FLOAT_FORMS, able, all_int8_plan
-from ..sensitivity.each_tensor import alone, ruinous, runs_for
-from ..sensitivity.switch_graph import ROUNDED, Rounding
+from ..sensitivity.each_tensor import alone, ruinous, runs_for, weights_alone
+from ..sensitivity.integer_constants import integer_constants
+from ..sensitivity.switch_graph import ROUNDED
 from .emit import plan_by_rules
 from .judge import measure_accuracy
 from .ranges import TensorRanges
@@ -30,6 +32,7 @@ EVIDENCE_OF = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
 Attention rounds rows of k and columns of v to 127 steps on each side of 0: where all values have one sign, the step may
 be twice that of the form that is tried.
 """
+TENSORS = "try tensors alone"
 FINE_DB = 45.0  # with less noise the model is as good as float: no tensors are tried alone
 
 
@@ -52,11 +55,13 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
         return Evidence()
     sqnr_db = each_alone(job, candidate, accuracy, effort.seconds)
     of_forms = forms_alone(job, facts, rules, accuracy, effort.seconds)
+    of_weights = each_units_weights(job, candidate, accuracy, effort.seconds)
     return Evidence(
         ruinous(sqnr_db, effort.least_db),
         noise_powers(sqnr_db),
         {form: noise_powers(found) for form, found in of_forms.items()},
         {form: ruinous(found, effort.least_db) for form, found in of_forms.items()},
+        noise_powers(of_weights),
     )
 
 
@@ -76,7 +81,7 @@ def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: floa
     """
     values = ir.convenience.create_value_mapping(job.simple.graph)  # those in bodies too
     known = {name: params for name, params in candidate.qparams.items() if name in values}
-    return _tried(job, known, accuracy, seconds)
+    return _tried(job, known, accuracy, seconds, alone, TENSORS)
 
 
 def forms_alone(
@@ -104,18 +109,50 @@ def forms_alone(
         tensors = dict.fromkeys((tensor for unit in units for tensor in unit.rounded), ROUNDED[form])
         readers = {name for unit in units for name in unit.readers}
         if tensors:
-            found[form] = _tried(job, tensors, accuracy, seconds, readers)
+            found[form] = _tried(job, tensors, accuracy, seconds, partial(alone, readers=readers), TENSORS)
     return found | {form: found[tried] for form, tried in EVIDENCE_OF.items() if tried in found}
+
+
+def each_units_weights(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: float) -> dict[str, float]:
+    """Return the SQNR at the worst output when the weights of one unit of a candidate alone are int8, in dB by unit.
+
+    Weights are rounded to nearest, and biases stay float.
+
+    Args:
+        job: The job.
+        candidate: The units to try are those with weights that are integers in it.
+        accuracy: As for `each_alone`.
+        seconds: As for `each_alone`.
+    """
+    made = integer_constants(job.simple, candidate.plan, candidate.qparams, scheme=job.scheme, exact=job.no_saturation)
+    home, places = {str(node.name) for node in job.simple.graph}, {}
+    for unit in candidate.plan.units:
+        weight = OPS[unit.op].weight if unit.op in OPS and OPS[unit.op].kind == "compute" else None
+        if weight is not None and unit.nodes[0] in home and weight in made.get(unit.name, {}):
+            places[unit.nodes[0]] = (unit.name, {weight: made[unit.name][weight]})
+    constants = {node: arrays for node, (_, arrays) in places.items()}
+    found = _tried(job, constants, accuracy, seconds, weights_alone, "try weights alone")
+    return {places[node][0]: value for node, value in found.items()}
 
 
 def _tried(
     job: Job,
-    tensors: Mapping[str, Rounding],
+    parts: Mapping[str, object],
     accuracy: Accuracy,
     seconds: float,
-    readers: Collection[str] | None = None,
+    alone: Callable[..., dict[str, float]],
+    stage: str,
 ) -> dict[str, float]:
-    """Return the SQNR at the worst output that can be compared with one tensor at a time rounded, in dB by tensor."""
+    """Return the SQNR at the worst output that can be compared with one part at a time rounded, in dB by part.
+
+    Args:
+        job: The job.
+        parts: The parts, and how each is rounded.
+        accuracy: As for `each_alone`.
+        seconds: As for `each_alone`.
+        alone: Tries the parts.
+        stage: What is done, for people who wait.
+    """
     if job.source is None:
         return {}
     samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
@@ -123,8 +160,6 @@ def _tried(
     sources = [source for source in selected_from(job.simple) if source[-1] in compared]
     unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
     judged = showing(job.simple, sources, unlike) if sources else job.simple
-    progress = partial(job.progress, "try tensors alone")
+    progress = partial(job.progress, stage)
     runs = runs_for(job, samples[0].feed, seconds) if samples else 0
-    return alone(
-        judged, tensors, samples, readers=readers, optimize=not job.model_qparams, runs=runs, progress=progress
-    )
+    return alone(judged, parts, samples, optimize=not job.model_qparams, runs=runs, progress=progress)

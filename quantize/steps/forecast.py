@@ -47,7 +47,9 @@ def forecast(job: Job) -> dict[str, float]:
         passes = BINNED if rule is not None and rule.needs_histogram else 1.0
         found["calibrate"] = job.source.length * (run + passes * ELEMENT * elements)
     if effort.seconds and not job.weights.large:
-        found["try tensors alone"] = min(len(tensors) * EVIDENCE * run / 2, effort.seconds) + TRIED * len(tensors)
+        products = sum(OPS[unit.op].weight is not None for unit in job.all_int8_plan.units if unit.op in OPS)
+        for part, count in (("tensors", len(tensors)), ("weights", products)):
+            found[f"try {part} alone"] = min(count * EVIDENCE * run / 2, effort.seconds) + TRIED * count
     if job.corrections & ADJUSTING:
         found["correct weights"] = _correcting(job, run, sizes)
     timed = min(job.options.seconds, MOST_ROUNDS * TURN * 2 * run)

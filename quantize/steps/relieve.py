@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...transforms.plan import Plan
+from ..accuracy.outputs import Accuracy
 from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS
 from ..placement.joins import joins_of
@@ -21,10 +22,12 @@ from .ranges import TensorRanges
 
 ROUNDS = 4  # models that are emitted at most
 CHEAPEST, STEPS = 0.02, 24  # the least price of all noise, as a share of the float model's time; each step doubles it
-HALVINGS = 5  # of the last step, on a logarithmic scale
+HALVINGS = 5  # of a range of prices or noises, on a logarithmic scale
 PROFILES = 3  # plans of a round that are profiled at most; each gives costs for the next one
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
+NEAR = 2.0  # a plan that misses the promise with at most this many times the noise of one that keeps it ends the search
+FASTER = 0.97  # the most that a plan with more noise takes of the time of one that keeps the promise
 SECONDS = 20.0  # for trials of single tensors, if none were tried before
 
 
@@ -33,7 +36,9 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
 
     The placement gives the cheapest plan for each price of noise. The price rises until the estimated noise of the plan
     is low enough. The estimate is the measured noise of the last model times the ratio of the plans' noises, each the
-    sum of the noises of its tensors alone.
+    sum of the noises of its tensors and weights alone. Such sums tell which units are noisy, and little of the noise of
+    all together: if a model keeps the promise, faster ones are tried, with noise between its own and that of the
+    last one that missed it.
 
     Args:
         job: The job, with data of the user.
@@ -47,19 +52,57 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
         return trial
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plans = plans_by_price(job, facts, rules, write, evidence.noise)
-    noise = Noises.of(rules, evidence.noise, evidence.noise_of, joins_of(facts, rules, able(facts, rules))).of_plan
-    plan, accuracy = trial.candidate.plan, trial.accuracy
+    joins = joins_of(facts, rules, able(facts, rules))
+    noise = Noises.of(rules, evidence.noise, evidence.noise_of, joins, evidence.noise_of_weights).of_plan
+    accuracy, missing, best = trial.accuracy, noise(trial.candidate.plan), None
     for number in range(ROUNDS):
-        excess = promised(job, accuracy).excess
-        plans, found = _fastest(plans, noise, MARGIN / min(excess, STEP) * noise(plan))
+        limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missing
+        plans, found, took = _faster(plans, noise, best, missing) if best else _fastest(plans, noise, limit)
         if found is None or not found.has_int8:
             break
         job.progress("units to float", number, ROUNDS)
         candidate = _corrected(job, ranges, write(found), trial, evidence)
-        plan, accuracy = found, measure_accuracy(job, candidate)
+        accuracy = measure_accuracy(job, candidate)
         if promised(job, accuracy).kept:
-            return judge(job, candidate, accuracy)
-    return trial
+            best = _Kept(candidate, accuracy, noise(found), took)
+        else:
+            missing = noise(found)
+        if best and missing <= NEAR * best.noise:
+            break
+    return judge(job, best.candidate, best.accuracy) if best else trial
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A model that keeps the promise.
+
+    Attributes:
+        candidate: The model.
+        accuracy: Its accuracy.
+        noise: The estimated noise of its plan.
+        took: Its time, as a share of the float model's time; 0 where costs are not measured.
+    """
+
+    candidate: Candidate
+    accuracy: Accuracy
+    noise: float
+    took: float
+
+
+def _faster(
+    plans: PricedPlans, noise: Callable[[Plan], float], best: _Kept, missing: float
+) -> tuple[PricedPlans, Plan | None, float]:
+    """Return the costs known at last, and a faster plan than that of a model that keeps the promise, with its time.
+
+    Its noise is between that of the model and `missing`; the plan is None if there is none.
+    """
+    limit = best.noise
+    for _ in range(HALVINGS):
+        limit = math.sqrt(limit * missing)
+        plans, found, took = _fastest(plans, noise, limit)
+        if found is not None and not _is_same(found, best.candidate.plan):
+            return plans, found if took <= FASTER * best.took else None, took
+    return plans, None, 0.0
 
 
 def _evidence(job: Job, trial: Trial) -> Evidence:
@@ -72,8 +115,10 @@ def _evidence(job: Job, trial: Trial) -> Evidence:
     return replace(known, kept_float=kept, noise=noise_powers(sqnr_db))
 
 
-def _fastest(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> tuple[PricedPlans, Plan | None]:
-    """Return the costs known at last, and the fastest plan with at most `limit` noise; None if there is none.
+def _fastest(
+    plans: PricedPlans, noise: Callable[[Plan], float], limit: float
+) -> tuple[PricedPlans, Plan | None, float]:
+    """Return the costs known at last, and the fastest plan with at most `limit` noise and its time; None without one.
 
     The model of the cheapest plan is profiled, and gives costs for the next one, until they change nothing.
     """
@@ -84,7 +129,8 @@ def _fastest(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -
             break
         plans, took = plans.measured(plan)
         tried.append((took, plan))
-    return plans, min(tried, key=lambda row: row[0], default=(0.0, None))[1]
+    took, best = min(tried, key=lambda row: row[0], default=(0.0, None))
+    return plans, best, took
 
 
 def _is_same(one: Plan, other: Plan) -> bool:

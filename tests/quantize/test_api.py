@@ -328,7 +328,7 @@ def test_the_library_prints_nothing_and_changes_no_file(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-CAREFUL = ("try tensors alone", "correct weights")
+CAREFUL = ("try tensors alone", "try weights alone", "correct weights")
 """The stages of any effort but the least."""
 
 

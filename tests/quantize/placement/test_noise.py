@@ -26,9 +26,23 @@ NOISE = {"e": 0.1, "y": 0.2}
 
 def test_a_lookup_by_index_has_no_input_whose_noise_it_moves() -> None:
     plan = Plan((LOOKUP, PRODUCT, SHAPE), dict.fromkeys(("lookup", "product", "shape"), Choice(Impl.U8)))
-    noises = Noises.of(plan, NOISE, {}, {})
+    noises = Noises.of(plan, NOISE, {}, {}, {})
     assert [noises.of_tensor(name) for name in ("e", "y", "z")] == [0.1, 0.2, 0.2]
     assert [noises.of_unit(unit, Impl.U8) for unit in plan.units] == [0.1, 0.2, 0.0]
+
+
+def test_weights_in_int8_add_their_noise_in_every_form_but_blocks() -> None:
+    forms = {Impl.DYNAMIC: {"e": 0.01}}
+    noises = Noises.of(Plan((LOOKUP, PRODUCT, SHAPE), {}), NOISE, forms, {}, {"product": 0.4})
+    found = {impl: noises.of_unit(PRODUCT, impl) for impl in (Impl.FLOAT, Impl.U8, Impl.DYNAMIC, Impl.BLOCK)}
+    assert found == {Impl.FLOAT: 0.0, Impl.U8: pytest.approx(0.6), Impl.DYNAMIC: pytest.approx(0.41), Impl.BLOCK: 0.0}
+    assert noises.total == pytest.approx(0.7)
+    choices = {"lookup": Choice(Impl.FLOAT), "shape": Choice(Impl.FLOAT)}
+    of_plans = [
+        noises.of_plan(Plan((LOOKUP, PRODUCT, SHAPE), {**choices, "product": Choice(impl)}))
+        for impl in (Impl.FLOAT, Impl.DYNAMIC, Impl.U8_FLOAT)
+    ]
+    assert of_plans == [0.0, pytest.approx(0.41), pytest.approx(0.5)]  # uint8 rounds `e` besides
 
 
 @pytest.mark.usefixtures("int8_wins")

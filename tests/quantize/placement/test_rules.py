@@ -723,7 +723,7 @@ def test_an_embedding_moves_no_tensor_that_has_noise() -> None:
         table=(8, 16),
         w=(16, 2),
     )
-    assert Noises.of(choose(model), {"x": 0.5}, {}, {}).of_tensor("x") == 0.5
+    assert Noises.of(choose(model), {"x": 0.5}, {}, {}, {}).of_tensor("x") == 0.5
 
 
 @pytest.mark.parametrize("portable", [False, True], ids=["here", "portable"])

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
@@ -17,7 +18,7 @@ from onnx import numpy_helper
 from requant.calibration import Sample
 from requant.quantize import Options, quantize_model
 from requant.quantize.sensitivity import segments
-from requant.quantize.sensitivity.each_tensor import RUIN_DB, alone, ruinous
+from requant.quantize.sensitivity.each_tensor import RUIN_DB, alone, ruinous, weights_alone
 from requant.transforms.qparams import asymmetric_u8
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -98,6 +99,31 @@ def test_the_noise_of_a_tensor_alone_is_that_of_its_own_rounding() -> None:
     noise = np.square(feed["x"].astype(np.float64) - rounded).sum()
     expected = 10 * math.log10(np.square(feed["x"].astype(np.float64)).sum() / noise)
     assert measured == pytest.approx(expected, abs=1e-9)  # dB of the same values, summed in another order
+
+
+@pytest.mark.usefixtures("cut")
+def test_the_noise_of_the_weights_of_one_node_alone_is_that_of_their_rounding() -> None:
+    proto, items = huge_channel(), samples(feeds(2, 1, 32, 8, 8))
+    names = {"second": "w2", "fourth": "w4"}
+    arrays = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
+    rounded = {name: np.round(arrays[weight] * 8) / 8 for name, weight in names.items()}
+    told: list[tuple[int, int]] = []
+    constants = {name: {1: array.astype(np.float32)} for name, array in rounded.items()}
+    found = weights_alone(ir.from_proto(proto), constants, items, progress=lambda *step: told.append(step))
+    for name, weight in names.items():
+        other = onnx.ModelProto()
+        other.CopyFrom(proto)
+        for each in other.graph.initializer:
+            if each.name == weight:
+                each.CopyFrom(numpy_helper.from_array(rounded[name], weight))
+        exact, noisy = (
+            np.concatenate([ort.InferenceSession(m.SerializeToString()).run(None, item.feed)[0] for item in items])
+            for m in (proto, other)
+        )
+        expected = 10 * math.log10(np.square(exact).sum() / np.square(noisy - exact).sum())
+        assert expected - 0.1 < found[name] < expected + 1e-3  # channels differ: each counts by its own power
+    assert told == [(1, 2), (2, 2)]
+    assert weights_alone(ir.from_proto(proto), constants, items, runs=1) == {}
 
 
 @pytest.mark.usefixtures("cut")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from requant.quantize.placement.noise import Noises
+from requant.quantize.steps import relieve
 from requant.quantize.steps.relieve import _fastest
 from requant.transforms.plan import Choice, Impl, Plan, Unit
 
@@ -38,7 +41,7 @@ class Priced:
 
 
 def floats_of(plans: Any, limit: float) -> str:
-    _, plan = _fastest(plans, noise, limit)
+    _, plan, _ = _fastest(plans, noise, limit)
     assert plan is not None
     return "".join(unit.name for unit in plan.units if not plan.impl(unit).int8)
 
@@ -58,6 +61,63 @@ def test_a_plan_whose_model_is_slower_than_its_costs_gives_way(true: dict[str, f
     assert floats_of(Priced(EVEN, {**EVEN, **true}), 8.0) == chosen
 
 
+@dataclass(frozen=True)
+class Promised:
+    """The promise that a plan of some noise keeps or misses."""
+
+    noise: float
+    most: float
+
+    @property
+    def kept(self) -> bool:
+        return self.noise <= self.most
+
+    @property
+    def excess(self) -> float:
+        return 100.0  # as few samples may say
+
+
+def model(plan: Plan) -> Any:
+    return SimpleNamespace(plan=plan, evidence=SimpleNamespace(noise=NOISE, noise_of={}, noise_of_weights={}))
+
+
+@pytest.mark.parametrize(("most", "floats"), [(1.5, "abc"), (4.5, "ab"), (7.5, "a"), (0.5, None)])
+def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
+    monkeypatch: pytest.MonkeyPatch, most: float, floats: str | None
+) -> None:
+    """The first model has too little noise: what a few samples miss the promise by is mostly chance."""
+    written: list[Plan] = []
+    plans = Priced(EVEN, EVEN)
+
+    def corrected(job: Any, ranges: Any, candidate: Plan, *_: Any) -> Any:
+        written.append(candidate)
+        return model(candidate)
+
+    fakes: dict[str, Any] = {
+        "promised": lambda job, accuracy: Promised(accuracy, most),
+        "plan_by_rules": lambda *_: (None, None, lambda plan: plan),
+        "plans_by_price": lambda *_: plans,
+        "joins_of": lambda *_: {},
+        "able": lambda *_: {},
+        "_corrected": corrected,
+        "measure_accuracy": lambda job, candidate: noise(candidate.plan),
+        "judge": lambda job, candidate, accuracy: (candidate.plan, accuracy),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(relieve, name, fake)
+    monkeypatch.setattr(Noises, "of", lambda *_: SimpleNamespace(of_plan=noise))
+    job: Any = SimpleNamespace(policy=SimpleNamespace(how="measured"), progress=lambda *_: None)
+    start: Any = SimpleNamespace(candidate=model(Plan(UNITS, dict.fromkeys(NAMES, Choice(Impl.U8)))), accuracy=15.0)
+    ranges: Any = None
+    found: Any = relieve.relieved(job, ranges, start)
+    if floats is None:
+        assert found is start
+        return
+    plan, _ = found
+    assert "".join(unit.name for unit in UNITS if not plan.impl(unit).int8) == floats
+    assert len(written) <= relieve.ROUNDS
+
+
 def test_no_plan_is_quiet_enough() -> None:
     plans: Any = Priced(dict.fromkeys(NAMES, 1e9), EVEN)
-    assert _fastest(plans, noise, 0.5) == (plans, None)
+    assert _fastest(plans, noise, 0.5) == (plans, None, 0.0)
