@@ -1,0 +1,59 @@
+"""The evidence: which weights cost accuracy in int8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from requant.quantize import Options
+from requant.quantize.job import Evidence
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps import evidence
+from requant.quantize.steps.prepare import prepare
+from requant.quantize.steps.ranges import find_ranges
+
+TEXT = """<ir_version: 8, opset_import: ["" : 17]>
+    net (float[N,8,8,8] x) => (float[N,8,8,8] y) {
+      [first] a = Conv<pads = [1, 1, 1, 1]>(x, u)
+      [coarse] b = Conv<pads = [1, 1, 1, 1]>(a, v)
+      [last] y = Conv<pads = [1, 1, 1, 1]>(b, w)
+    }"""
+
+
+def gathered(folder: Path, **options: Any) -> Evidence:
+    """Return the evidence of a model whose second convolution has one huge weight for a channel that is always 0."""
+    random = np.random.default_rng(0)
+    arrays = {name: random.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32) for name in "uvw"}
+    arrays["u"][0] = 0
+    arrays["v"][:, 0] = 20  # all other weights of its output channels have steps of 20 / 127
+    proto = onnx.parser.parse_model(TEXT)
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    onnx.save(proto, folder / "m.onnx")
+    np.savez(folder / "d.npz", x=random.normal(size=(16, 8, 8, 8)).astype(np.float32))
+    job = prepare(folder / "m.onnx", str(folder / "d.npz"), Options(**options), folder, silent)
+    return evidence.gather_evidence(job, find_ranges(job))
+
+
+def test_the_weights_that_lose_most_by_rounding_have_most_noise(tmp_path: Path) -> None:
+    found = gathered(tmp_path, corrections=("means",)).noise_of_weights
+    assert set(found) == {"first", "coarse", "last"}
+    # an error of 20 / 127 / sqrt(12) beside weights of 0.2: their square, 0.05, within a factor of two
+    assert 0.025 < found["coarse"] < 0.1
+    assert max(found["first"], found["last"]) < 1e-3
+
+
+def test_corrections_that_learn_leave_a_part_of_the_noise(tmp_path: Path) -> None:
+    rounded, corrected = (
+        gathered(tmp_path, corrections=names).noise_of_weights for names in (("means",), ("means", "bias", "rounding"))
+    )
+    assert corrected == {unit: pytest.approx(evidence.LEFT * power) for unit, power in rounded.items()}
+
+
+def test_low_effort_tries_nothing(tmp_path: Path) -> None:
+    assert not gathered(tmp_path, effort="low").noise_of_weights
