@@ -97,10 +97,8 @@ class Noises:
     def of_plan(self, plan: Plan) -> float:
         """Return the noise of a plan: of tensors that it rounds, of weights, and of products from float to float."""
         rounded = set(plan.observed) - unrounded(plan, self.joins)
-        products = (
-            (self.of_unit if plan.impl(unit) in self.forms else self.of_weights)(unit, plan.impl(unit))
-            for unit in plan.units
-        )
+        chosen = [(unit, plan.impl(unit)) for unit in plan.units]
+        products = (self.of_unit(*each) if each[1] in self.forms else self.of_weights(*each) for each in chosen)
         return math.fsum((*map(self.of_tensor, sorted(rounded)), *products))
 
 

@@ -180,16 +180,13 @@ def tensor_switches(
     return _opened(copy, list(taps), {}, Plan((), {}), optimize=optimize, folder=folder)
 
 
-def constant_switches(
-    model: ir.Model, constants: Constants, *, optimize: bool = True, folder: Path | None = None
-) -> Switchboard:
+def constant_switches(model: ir.Model, constants: Constants, *, optimize: bool = True) -> Switchboard:
     """Open a session with one switch, ``Switch(node, "")``, for the constants of each given node of the main graph.
 
     Args:
         model: A float model.
         constants: The other constants by the name of a node and the index of its input.
         optimize: As for `switchboard`.
-        folder: A folder for large weights.
 
     Raises:
         RequantError: The runtime cannot load it.
@@ -201,7 +198,7 @@ def constant_switches(
         insert_part(copy, part, f"requant_unit_{index}")
     switches = [Switch(name, "") for name in constants]
     places = {name: count + index for index, name in enumerate(constants)}
-    return _opened(copy, switches, places, Plan((), {}), optimize=optimize, folder=folder)
+    return _opened(copy, switches, places, Plan((), {}), optimize=optimize, folder=None)
 
 
 def noises(

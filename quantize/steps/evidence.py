@@ -138,11 +138,9 @@ def each_units_weights(
     made = integer_constants(
         job.simple, plan, candidate.qparams, scheme=job.scheme, means=means, exact=job.no_saturation
     )
-    home, products = (
-        {str(node.name) for node in job.simple.graph},
-        {op for op, row in OPS.items() if row.kind == "compute"},
-    )
-    units = {u.nodes[0]: u.name for u in plan.units if u.op in products and u.name in made and u.nodes[0] in home}
+    home = {str(node.name) for node in job.simple.graph}  # not in bodies
+    products = (unit for unit in plan.units if unit.name in made and OPS[unit.op].kind == "compute")
+    units = {unit.nodes[0]: unit.name for unit in products if unit.nodes[0] in home}
     constants = {node: made[name] for node, name in units.items()}
     found = _tried(job, constants, accuracy, seconds, weights_alone, "try weights alone")
     return {units[node]: value for node, value in found.items()}
@@ -153,7 +151,7 @@ def _tried(
     parts: Mapping[str, object],
     accuracy: Accuracy,
     seconds: float,
-    alone: Callable[..., dict[str, float]],
+    trial: Callable[..., dict[str, float]],
     stage: str,
 ) -> dict[str, float]:
     """Return the SQNR at the worst output that can be compared with one part at a time rounded, in dB by part.
@@ -163,7 +161,7 @@ def _tried(
         parts: The parts, and how each is rounded.
         accuracy: As for `each_alone`.
         seconds: As for `each_alone`.
-        alone: Tries the parts.
+        trial: Tries the parts, as `alone` does.
         stage: What is done, for people who wait.
     """
     if job.source is None:
@@ -175,4 +173,4 @@ def _tried(
     judged = showing(job.simple, sources, unlike) if sources else job.simple
     progress = partial(job.progress, stage)
     runs = runs_for(job, samples[0].feed, seconds) if samples else 0
-    return alone(judged, parts, samples, optimize=not job.model_qparams, runs=runs, progress=progress)
+    return trial(judged, parts, samples, optimize=not job.model_qparams, runs=runs, progress=progress)

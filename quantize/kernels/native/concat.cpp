@@ -48,22 +48,26 @@ class ConcatKernel {
     if (rows == 0 || width == 0) return;
     const size_t unit = std::max<size_t>(1, kChunk / width), all = static_cast<size_t>(rows);
     run.parallel((all + unit - 1) / unit, [&](size_t index) {
-      const size_t first = index * unit, count = std::min(unit, all - first);
-      uint8_t* to = y + first * width;
-      for (size_t i = 0; i < parts.size(); ++i) {
-        const size_t size = static_cast<size_t>(parts[i].shape.back());
-        if (size == 0) continue;  // its data may be null
-        const uint8_t* const from = parts[i].as<uint8_t>() + first * size;
-        const uint8_t* const values = tables_[i].empty() ? from : looked_up(from, count * size, tables_[i]);
-        with_copy(size, [&](const auto& copy) {
-          for (size_t row = 0; row < count; ++row) copy(to + row * width, values + row * size);
-        });
-        to += size;
-      }
+      const size_t first = index * unit;
+      join(parts, first, std::min(unit, all - first), y + first * width, width);
     });
   }
 
  private:
+  // Writes some rows of the result, which have `width` values, from the first one on.
+  void join(const std::vector<ort::Tensor>& parts, size_t first, size_t rows, uint8_t* to, size_t width) const {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const size_t size = static_cast<size_t>(parts[i].shape.back());
+      if (size == 0) continue;  // its data may be null
+      const uint8_t* const from = parts[i].as<uint8_t>() + first * size;
+      const uint8_t* const values = tables_[i].empty() ? from : looked_up(from, rows * size, tables_[i]);
+      with_copy(size, [&](const auto& copy) {
+        for (size_t row = 0; row < rows; ++row) copy(to + row * width, values + row * size);
+      });
+      to += size;
+    }
+  }
+
   // Returns what the table makes of some values, in memory of this thread.
   const uint8_t* looked_up(const uint8_t* from, size_t count, const std::vector<uint8_t>& table) const {
     thread_local std::vector<uint8_t> made;  // grows to the longest rows
