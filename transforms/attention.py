@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 import onnx_ir as ir
@@ -20,12 +20,14 @@ TURNS: dict[tuple[int, ...], int] = {HEADS: ROWS_FIRST, (2, 0, 1, 3): BATCH_SECO
 LAST_AXIS = 13  # the opset from which the default axis of a Softmax is the last one
 KEYS = {(0, 2, 3, 1): True, (0, 1, 3, 2): False, (0, 2, 1): False}
 """The permutations that turn rows of keys into columns, and whether the rows came before the heads."""
-PAST, MORE_RESULTS, FACTORS = "past keys and values", "results beside the first", "factors that are constant or equal"
+MORE_RESULTS, FACTORS = "results beside the first", "factors that are constant or equal"
+HALF, UNREAD = "keys or values alone of earlier runs", "caches that nothing reads"
 """What an operator may have that attention as a unit has not."""
 STANDARD = frozenset("is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision".split())
 MULTI_HEAD = frozenset({"mask_filter_value", "num_heads", "scale", "unidirectional"})
 """The attributes that are known; those of newer versions, as for windows of keys, are not."""
 PADDING = -10000.0  # what a MultiHeadAttention adds to the scores of padding, if it does not say it
+CACHES = 3  # how many results an operator with a cache has: also the keys and values of all rows
 PRECISE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Types in which a softmax is at least as precise as in float32."""
 
@@ -49,6 +51,9 @@ class FoundAttention:
         zero: Whether a query that sees no key gives 0, as in one operator; a Softmax gives NaN.
         hidden: What is added to the score of a key where the mask is not above 0; None for other masks.
         bias: A constant that is added to the columns of q, k and v, one behind the other; None without it.
+        past: Keys and values of earlier runs, (batch, heads, rows, columns), which come before k and v. The operator
+            returns them with k and v behind them. With `causal` the first query sees them and the first key. Empty
+            without them.
     """
 
     q: ir.Value
@@ -63,6 +68,7 @@ class FoundAttention:
     zero: bool = False
     hidden: float | None = None
     bias: ir.Value | None = None
+    past: tuple[ir.Value, ...] = ()
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
@@ -248,12 +254,17 @@ def _scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 def _standard(node: ir.Node) -> FoundAttention | str:
     """Return what an Attention of opset 23 or newer computes, or what it has that attention as a unit has not."""
-    q, k, v, mask, *others = padded(node, 4)
-    heads = (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0))
+    q, k, v, mask, past_key, past_value, *others = padded(node, 6)
+    past, heads = (
+        _past(past_key, past_value),
+        (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0)),
+    )
     scale = node.attributes.get_float("scale", None)
     lacks = {
-        PAST: any(value is not None for value in others),
-        MORE_RESULTS: has_more_results(node),
+        HALF: past is None,
+        UNREAD: bool(past) and len(node.outputs) < CACHES,
+        "lengths of items": any(value is not None for value in others),
+        MORE_RESULTS: has_more_results(node, CACHES if past else 1),
         unknown(node, STANDARD): bool(unknown(node, STANDARD)),
         "softcap": node.attributes.get_float("softcap", 0) != 0,
         "softmax in half precision": node.attributes.get_int("softmax_precision", PRECISE[0]) not in PRECISE,
@@ -262,23 +273,26 @@ def _standard(node: ir.Node) -> FoundAttention | str:
     }
     if q is None or k is None or v is None or any(lacks.values()):
         return next(name for name, asked in lacks.items() if asked)
-    order, behind = (HEADS_FIRST, []) if any(heads) else _turned(node)
+    order, behind = (HEADS_FIRST, []) if any(heads) or past else _turned(node)
     orders, causal = (HEADS_FIRST, HEADS_FIRST, HEADS_FIRST, order), bool(node.attributes.get_int("is_causal", 0))
-    return FoundAttention(q, k, v, mask, scale, orders, (node, *behind), heads, causal, zero=True)
+    return FoundAttention(q, k, v, mask, scale, orders, (node, *behind), heads, causal, zero=True, past=past or ())
 
 
 def _multi_head(node: ir.Node) -> FoundAttention | str:
     """Return what a MultiHeadAttention computes, or what it has that attention as a unit has not."""
-    q, k, v, bias, padding, added, *others = padded(node, 6)
+    q, k, v, bias, padding, added, past_key, past_value, *others = padded(node, 8)
+    past, causal = _past(past_key, past_value), bool(node.attributes.get_int("unidirectional", 0))
     heads = node.attributes.get_int("num_heads", 0)
     scale = node.attributes.get_float("scale", 0) or None
     lacks = {
-        PAST: any(value is not None for value in others),
-        MORE_RESULTS: has_more_results(node),
+        HALF: past is None,
+        UNREAD: bool(past) and len(node.outputs) < CACHES,
+        "caches in one memory": any(value is not None for value in others),
+        MORE_RESULTS: has_more_results(node, CACHES if past else 1),
         unknown(node, MULTI_HEAD): bool(unknown(node, MULTI_HEAD)),
         # with more keys than queries it is unclear which of them a query sees
-        "order of keys": bool(node.attributes.get_int("unidirectional", 0)),
-        "second mask": padding is not None and added is not None,
+        "order of keys": causal and not past,
+        "second mask": padding is not None and (added is not None or bool(past)),
         "bias that is computed": bias is not None and constant(bias) is None,
         FACTORS: not are_factors(q, k, v),
     }
@@ -286,7 +300,15 @@ def _multi_head(node: ir.Node) -> FoundAttention | str:
         return next(name for name, asked in lacks.items() if asked)
     hidden = None if padding is None else node.attributes.get_float("mask_filter_value", PADDING)
     orders, mask = (HEADS_FIRST,) * 4, added if padding is None else padding
-    return FoundAttention(q, k, v, mask, scale, orders, (node,), (heads, heads), hidden=hidden, bias=bias)
+    found = FoundAttention(q, k, v, mask, scale, orders, (node,), (heads, heads), causal, hidden=hidden, bias=bias)
+    return replace(found, past=past or ())
+
+
+def _past(keys: ir.Value | None, values: ir.Value | None) -> tuple[ir.Value, ...] | None:
+    """Return keys and values of earlier runs; nothing if there are none, and None if one of them is missing."""
+    if keys is not None and values is not None:
+        return (keys, values)
+    return () if keys is values else None
 
 
 def padded(node: ir.Node, count: int) -> list[ir.Value | None]:

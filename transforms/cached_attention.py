@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .attention import are_factors, has_more_results, padded, unknown
+from .attention import CACHES, UNREAD, FoundAttention, are_factors, has_more_results, padded, unknown
 from .ops import GROUP_QUERY, key
 
 KNOWN = frozenset(
     "causal do_rotary kv_num_heads local_window_size num_heads rotary_interleaved scale smooth_softmax softcap".split()
 )
 """The attributes of a GroupQueryAttention that are known; those of newer versions, as for quantized caches, are not."""
-RESULTS = 3
-"""Attention itself, and the keys and values of all rows."""
 PLACES, LAST = 9, 10
 """Among the inputs of a GroupQueryAttention: the places of the tokens, and the last one that the native one has."""
 TENSORS = "q k v mask past_key past_value lengths total cos sin".split()
@@ -26,23 +24,26 @@ INTEGERS = frozenset({"lengths", "total"})
 
 @dataclass(frozen=True, eq=False)
 class CachedAttention:
-    """An operator that is attention over the rows of a cache and new rows; each query sees the keys up to its own.
+    """An operator that is attention over the rows of a cache and new rows.
 
     Attributes:
-        q: Queries, (batch, rows, heads * depth). Without `k` and `v`, keys and values stand behind them.
+        q: Queries, (batch, rows, heads * depth). Without `k` and `v`, keys and values stand behind them. q, k and v may
+            be (batch, heads, rows, columns) too.
         k: New keys, (batch, rows, shared * depth); None if they stand in `q`.
         v: New values, (batch, rows, shared * width); None if they stand in `q`.
         mask: What is added to the scores; None without it.
         past_key: Keys of earlier runs, (batch, shared, room, depth); None without them.
         past_value: Values of earlier runs; None without them.
-        lengths: int32 (batch,): the number of keys of each item, less one.
-        total: int32, one number: the number of keys of the longest item.
+        lengths: int32 (batch,): the number of keys of each item, less one; None if all rows of the cache are keys.
+        total: int32, one number: the number of keys of the longest item; None without `lengths`.
         cos: The cosines by which q and k are rotated, (places, angles); None without rotation.
         sin: The sines.
         heads: How many heads q has.
         shared: How many heads k and v have.
         scale: What the scores are multiplied by; 0 for 1 / sqrt(depth).
         interleaved: Whether neighbours are rotated; otherwise values that are `angles` apart.
+        causal: Whether each query sees the keys up to its own; otherwise it sees all.
+        zero: Whether a query that sees no key gives 0; otherwise NaN.
     """
 
     q: ir.Value
@@ -58,7 +59,9 @@ class CachedAttention:
     heads: int
     shared: int
     scale: float
-    interleaved: bool
+    interleaved: bool = False
+    causal: bool = True
+    zero: bool = True
 
     @property
     def inputs(self) -> dict[str, ir.Value | None]:
@@ -102,6 +105,28 @@ def _group_query(node: ir.Node) -> CachedAttention | str:
     )
 
 
+def cached(found: FoundAttention, heads: tuple[int, int]) -> CachedAttention:
+    """Return attention behind a cache of which all rows are keys; `heads`: how many q, and k and v, have."""
+    past_key, past_value = found.past
+    return CachedAttention(
+        q=found.q,
+        k=found.k,
+        v=found.v,
+        mask=found.mask,
+        past_key=past_key,
+        past_value=past_value,
+        lengths=None,
+        total=None,
+        cos=None,
+        sin=None,
+        heads=heads[0],
+        shared=heads[1],
+        scale=found.scale or 0,
+        causal=found.causal,
+        zero=found.zero,
+    )
+
+
 def _missing(node: ir.Node) -> str:
     """Return what a GroupQueryAttention has that the native operator has not; empty if there is nothing."""
     integers, reals = node.attributes.get_int, node.attributes.get_float
@@ -117,8 +142,8 @@ def _missing(node: ir.Node) -> str:
         "smooth_softmax": integers("smooth_softmax", 0) > 0,
         "attention that is not causal": integers("causal", 1) != 1,
         "scale that is not above 0": reals("scale", 0) < 0,
-        "caches that nothing reads": len(node.outputs) < RESULTS,
-        "scores as a result": has_more_results(node, RESULTS),
+        UNREAD: len(node.outputs) < CACHES,
+        "scores as a result": has_more_results(node, CACHES),
         "factors that are constant or equal": not are_factors(q, *(() if k is None else (k, v))),
     }
     return next((name for name, asked in lacks.items() if asked), "")

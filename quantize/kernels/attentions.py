@@ -9,10 +9,12 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ...transforms.attention import HEADS, HEADS_FIRST, ROWS_FIRST, FoundAttention, attention_among
+from ...transforms.cached_attention import cached
 from ...transforms.graph import Shape, names, nodes_by_name
 from ...transforms.ops import ATTENTION, OPS
 from ...transforms.plan import Unit
 from .attention_inputs import PlainInputs
+from .caches import cached_call
 from .calls import Call
 from .common_rows import Part, join_products
 from .heads import Heads, fewer_heads, heads_of
@@ -36,6 +38,8 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
     Before:  y = Attention(q, k, v, mask), the operator of opset 23, with a mask of booleans
     After:   y = ai.requant.Attention(q, k, v, Where(mask, 0, -infinity)), whose body is the Attention
         One mask of all layers is one Where. A MultiHeadAttention is the same, and its bias is added in front.
+    Before:  y, k2, v2 = Attention(q, k, v, mask, past_key, past_value)
+    After:   y, k2, v2 = ai.requant.CachedAttention(q, k, v, mask, past_key, past_value)
     Left alone: attention in bodies of control flow.
 
     Args:
@@ -50,7 +54,9 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
     # all inputs first: they need the names that are in use, and joined products add some
     for name, found in _plain(model, units, inputs):
         call = _call(name, found, inputs.shapes)
-        if heads := _side_by_side(model, found, inputs.shapes, join=join):
+        if found.past:
+            call = cached_call(name, cached(found, _counts(found, inputs.shapes)), found.nodes)
+        elif heads := _side_by_side(model, found, inputs.shapes, join=join):
             call = _of_heads(call, found, _of_one_product(found, heads, model, products) if join else heads)
         elif any(found.heads):  # the operator would take them for one head
             continue
@@ -156,6 +162,16 @@ def _heads_in(value: ir.Value, order: int, shapes: Mapping[str, Shape]) -> int |
     """Return how many heads a tensor has; None without an axis for heads, or if its shape is unknown."""
     shape = shapes.get(str(value.name), ())
     return shape[2 if order == ROWS_FIRST else 1] if len(shape) == len(HEADS) else None
+
+
+def _counts(found: FoundAttention, shapes: Mapping[str, Shape]) -> tuple[int, int]:
+    """Return how many heads q has, and how many k and v have."""
+    if any(found.heads):
+        return found.heads
+    of_q, of_k = (_heads_in(value, HEADS_FIRST, shapes) for value in (found.q, found.k))
+    assert isinstance(of_q, int)  # else attention with a cache is no native operator
+    assert isinstance(of_k, int)
+    return of_q, of_k
 
 
 def _of_heads(call: Call, found: FoundAttention, heads: Sequence[Heads]) -> Call:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from ...transforms.cached_attention import CACHED, INTEGERS, RESULTS, TENSORS, CachedAttention, find_cached
+from ...transforms.attention import CACHES
+from ...transforms.cached_attention import CACHED, INTEGERS, TENSORS, CachedAttention, find_cached
 from ...transforms.graph import nodes_by_name
-from ...transforms.ops import OPS
+from ...transforms.ops import GROUP_QUERY, OPS
 from ...transforms.plan import Unit
 from .calls import Call
 from .wrap import put_calls
@@ -32,27 +33,29 @@ def wrap_caches(model: ir.Model, units: Iterable[Unit]) -> int:
         node = nodes[unit.nodes[0]]
         found = find_cached(node)
         if isinstance(found, CachedAttention) and node.graph is model.graph:
-            calls[node.outputs[0]] = _call(unit, node, found)
+            calls[node.outputs[0]] = cached_call(unit.name, found, [node])
     return put_calls(model, calls)
 
 
-def _call(unit: Unit, node: ir.Node, found: CachedAttention) -> Call:
-    """Return the call of the operator."""
+def cached_call(name: str, found: CachedAttention, body: Sequence[ir.Node]) -> Call:
+    """Return the call of the operator in place of some nodes; the last one has the results."""
     inputs = found.inputs
     values: dict[str, int | float] = {
         "heads": found.heads,
         "shared": found.shared,
         "scale": found.scale,
         "interleaved": int(found.interleaved),
+        **({} if found.causal else {"causal": 0}),
+        **({} if found.zero else {"zero": 0}),
     }
     return Call(
-        OPS[unit.op].native,
-        unit.name,
+        OPS[GROUP_QUERY].native,
+        name,
         TENSORS,
         [*inputs.values()],
-        [node],
+        body,
         {each.name: each for each in ir.convenience.convert_attributes(values)},
         sources=[place for place, name in enumerate(TENSORS) if inputs[name] is not None and name not in INTEGERS],
         dtype=ir.DataType.FLOAT,
-        results=RESULTS,
+        results=CACHES,
     )

@@ -83,3 +83,8 @@ def facts_of(
         signed=activation == "s8",
         finished=is_finished(model),
     )
+
+
+def is_float32(value: ir.Value | None) -> bool:
+    """Return whether a tensor is known to be float32."""
+    return value is not None and value.dtype is ir.DataType.FLOAT

@@ -10,13 +10,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.attention import FoundAttention, attention_among
-from ...transforms.cached_attention import CACHED, find_cached
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import RECURRENT, gate_obstacle
 from ...transforms.int8_recurrent import ACTIVATIONS
-from ...transforms.ops import ATTENTION, GATE, INTERPOLATION, MS, OPS, Kernel, Op, only_moves
+from ...transforms.ops import GATE, INTERPOLATION, MS, OPS, WHOLE, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
 from ...transforms.reasons import NONE, Reason
 from ...transforms.resizes import IMAGE, find_resizing
@@ -24,7 +22,8 @@ from ...transforms.units import activations
 from ..options.declared import Strategy
 from ..runtime.kernels import uint8_kernels
 from . import reasons as why
-from .facts import FIRST_INTEGER_OPSET, Facts
+from .attention_forms import attention_obstacle
+from .facts import FIRST_INTEGER_OPSET, Facts, is_float32
 
 # A first convolution, of few channels and without groups, is slower as a QLinearConv below this many products per
 # output: on 1 or 3 channels 3x3 and 5x5 take 2.4 to 3.6 times as long in int8, a 7x7 on 3 channels 0.7 times.
@@ -129,55 +128,9 @@ def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Re
         return why.NO_FORM
     if unit.op in RECURRENT:
         return _native_recurrent_obstacle(unit, facts)
-    if unit.op in CACHED:
-        return _cached_obstacle(unit, facts)
-    return _attention_form_obstacle(unit, facts) if unit.op == ATTENTION else _dynamic_obstacle(unit, facts, strategy)
-
-
-def _cached_obstacle(unit: Unit, facts: Facts) -> Reason:
-    """Return why attention with a cache cannot be a native operator."""
-    found = find_cached(facts.nodes[unit.nodes[0]])
-    if isinstance(found, str):
-        return why.ATTENTION_FORM.about(found)
-    values = (facts.values.get(str(value.name), value) for value in found.floats)
-    if not all(map(_is_float32, (*values, *(facts.values.get(name) for name in unit.outputs)))):
-        return why.NOT_FLOAT32
-    return _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE)
-
-
-def _attention_form_obstacle(unit: Unit, facts: Facts) -> Reason:
-    """Return why attention cannot be a native operator.
-
-    q, k and v have the same rank, and the mask no more axes, except where heads stand side by side. A mask of padding
-    has a number for each key, and no lengths in place of them. The widths of q and v are known if the operator has to
-    know them.
-    """
-    found = attention_among(facts.nodes[name] for name in unit.nodes)
-    if found is None:
-        return why.NO_FORM
-    values = [facts.values.get(str(value.name), value) for value in found.inputs]
-    of_mask = ir.DataType.BOOL if found.hidden is None else ir.DataType.INT32
-    numbers = [value for value in values if value.dtype is not of_mask]
-    if not all(map(_is_float32, (*numbers, *(facts.values.get(name) for name in unit.outputs)))):
-        return why.NOT_FLOAT32
-    shapes = [shape for shape in map(plain_shape, values) if shape is not None]
-    ranks, joined = [len(shape) for shape in shapes], any(found.heads)
-    expected = (3,) if joined else (4,) if found.zero else (3, 4)
-    if len(ranks) < len(values) or len({*ranks[:3]}) != 1 or ranks[0] not in expected:
-        return why.NO_FORM
-    known = found.scale is not None or isinstance(shapes[0][-1], int)
-    of_masks = range(2, 3) if found.hidden is not None else range(5 if joined else ranks[0] + 1)
-    if not known or any(rank not in of_masks for rank in ranks[3:]) or (joined and not _splits(found, shapes)):
-        return why.NO_FORM
-    return _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE)
-
-
-def _splits(found: FoundAttention, shapes: Sequence[Sequence[int | str | None]]) -> bool:
-    """Return whether the last axes of q, k and v are known to be whole heads side by side."""
-    counts = (found.heads[0], found.heads[1], found.heads[1])
-    of_each = [(shape[-1], count) for shape, count in zip(shapes, counts, strict=False)]
-    whole = all(isinstance(width, int) and count and width % count == 0 for width, count in of_each)
-    return whole and found.heads[0] % found.heads[1] == 0
+    if unit.op in WHOLE:
+        return attention_obstacle(unit, facts) or _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE)
+    return _dynamic_obstacle(unit, facts, strategy)
 
 
 def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
@@ -270,7 +223,7 @@ def _harm_obstacle(unit: Unit, facts: Facts, form: Impl) -> Reason:
 def _type_obstacle(unit: Unit, facts: Facts) -> Reason:
     """Return `NOT_FLOAT32` if the first input or an output of a unit is not known to be float32."""
     names = (*unit.inputs[:1], *unit.outputs)
-    return NONE if all(_is_float32(facts.values.get(name)) for name in names) else why.NOT_FLOAT32
+    return NONE if all(is_float32(facts.values.get(name)) for name in names) else why.NOT_FLOAT32
 
 
 def _product_obstacle(unit: Unit, facts: Facts, form: Impl) -> Reason:
@@ -293,7 +246,7 @@ def _u8_obstacle(unit: Unit, facts: Facts, strategy: Strategy, kernel: Kernel | 
         return why.NO_FORM
     if kernel not in uint8_kernels():
         return why.NOT_INSTALLED.about(kernel[1])
-    if any(not _is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
+    if any(not is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
         return why.NOT_FLOAT32
     kept = next((facts.kept_float[tensor] for tensor in touched if tensor in facts.kept_float), "")
     if kept:
@@ -477,11 +430,6 @@ def _spread(ranges: Iterable[tuple[float, float]]) -> float:
 
 
 # -------------------------------------------------------------------------------------------------------- tensors
-
-
-def _is_float32(value: ir.Value | None) -> bool:
-    """Return whether a tensor is known to be float32."""
-    return value is not None and value.dtype is ir.DataType.FLOAT
 
 
 def _is_dequantized(value: ir.Value | None) -> bool:

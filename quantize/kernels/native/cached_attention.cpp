@@ -1,18 +1,20 @@
 // CachedAttention: y = softmax(scale * q k' + mask) v by head, where the keys and values of earlier runs come before those of
 // this run, and go out with them; integers as in Attention.
 //
-// Inputs: q (batch, queries, heads * depth), k (batch, queries, shared * depth), v (batch, queries, shared * width), mask, past
-// k (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles). All but q,
-// lengths and total may be missing. Without k and v, they stand in q behind the queries. The mask is added to the scores and
-// repeats along all axes of (batch, heads, queries, total) but the last one. Results: y (batch, queries, heads * width), k and v
-// (batch, shared, keys, ...).
+// Inputs: q (batch, queries, heads * depth), k (batch, rows, shared * depth), v (batch, rows, shared * width), mask, past
+// k (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles). All but q
+// may be missing. Without k and v, they stand in q behind the queries. q, k and v may also be (batch, heads, rows, ...). The
+// mask is added to the scores and repeats along all axes of (batch, heads, queries, total) but the last one. Results:
+// y (batch, queries, heads * width) or (batch, heads, queries, width), as q, k and v (batch, shared, keys, ...).
 //
 // lengths has for each item the number of its keys, less one, and total is the number of keys of the longest item: if that is
 // the number of queries, no item has keys of earlier runs. keys is the larger one of total and room. Rows behind the keys of an
-// item are 0, or keep their values if past and result are the same memory.
+// item are 0, or keep their values if past and result are the same memory. Without lengths and total, all rows of the past are
+// keys of earlier runs, and there may be more or fewer new keys than queries.
 //
 // With cos and sin, the first 2 * angles values of each row of q and of the new k are turned: pairs that are `angles` apart, or
-// neighbours if the attribute `interleaved` is 1. Each query sees the keys up to its own.
+// neighbours if the attribute `interleaved` is 1. Each query sees the keys up to its own, or all if `causal` is 0. A query whose
+// mask is -infinity for all keys is 0, or NaN if `zero` is 0.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -65,9 +67,10 @@ struct Angles {
 
 // How many of everything.
 struct Sizes {
-  int64_t batch, queries, depth, width;
+  int64_t batch, queries, fresh, depth, width;  // fresh: new keys
   int64_t room, keys;  // rows of the past and of the results
   int64_t total;       // of the longest item, keys of earlier runs and new ones
+  bool heads_apart;    // whether q, k, v and y have an axis for heads
 };
 
 class CachedAttentionKernel {
@@ -78,7 +81,9 @@ class CachedAttentionKernel {
         heads_(node.attribute("heads", 0)),
         shared_(node.attribute("shared", 0)),
         scale_(node.real_attribute("scale", 0.0f)),
-        interleaved_(node.attribute("interleaved", 0) != 0) {
+        interleaved_(node.attribute("interleaved", 0) != 0),
+        causal_(node.attribute("causal", 1) != 0),
+        unseen_is_zero_(node.attribute("zero", 1) != 0) {
     require(heads_ > 0 && shared_ > 0 && heads_ <= INT32_MAX && heads_ % shared_ == 0, "heads must be a multiple of shared");
   }
 
@@ -89,35 +94,41 @@ class CachedAttentionKernel {
     const std::vector<int64_t> before = before_in(given, sizes);
     const View q = queries_in(given[kQ], sizes), mask = mask_in(given[kMask], sizes);
     const Angles angles = angles_in(given, sizes, before);
-    const auto [batch, queries, depth, width, room, keys, total] = sizes;
+    const auto [batch, queries, fresh, depth, width, room, keys, total, heads_apart] = sizes;
     const View fresh_k = new_k(given, sizes), fresh_v = new_v(given, sizes);
     const View past_k = past_in(given[kPastK], sizes, depth), past_v = past_in(given[kPastV], sizes, width);
-    float* const y = result(run, {batch, queries, heads_ * width}, 0);
+    const std::vector<int64_t> shape =
+        heads_apart ? std::vector{batch, heads_, queries, width} : std::vector{batch, queries, heads_ * width};
+    float* const results = result(run, shape, 0);
+    const View y = heads_apart ? with_heads(results, heads_, queries, width)
+                               : side_by_side(results, 0, queries, heads_ * width, width);
     const View k = with_heads(result(run, {batch, shared_, keys, depth}, 1), shared_, keys, depth);
     const View v = with_heads(result(run, {batch, shared_, keys, width}, 2), shared_, keys, width);
     run.parallel(static_cast<size_t>(batch * shared_), [&](size_t index) {
       const int64_t item = static_cast<int64_t>(index) / shared_, head = static_cast<int64_t>(index) % shared_;
-      const Rows rows{queries, before[item], keys};
+      const Rows rows{fresh, before[item], keys};
       append(past_k, fresh_k, k, {item, head}, rows, depth, angles);
       append(past_v, fresh_v, v, {item, head}, rows, width, {});
     });
-    if (queries == 0) return;
+    if (total == 0) std::fill_n(results, batch * heads_ * queries * width, 0.0f);
+    if (queries == 0 || total == 0) return;
     const float scale = scale_ != 0 ? scale_ : 1 / std::sqrt(static_cast<float>(depth));
     run.parallel(static_cast<size_t>(batch * heads_), [&](size_t index) {
       const int64_t item = static_cast<int64_t>(index) / heads_, head = static_cast<int64_t>(index) % heads_;
       const int64_t of = head * shared_ / heads_, seen = before[item];
-      const AttentionSize size{queries, seen + queries, depth, width, scale, seen + 1, true};
+      const int64_t all = seen + fresh;
+      const AttentionSize size{queries, all, depth, width, scale, causal_ ? seen + 1 : all, unseen_is_zero_};
       const View turned = turned_queries(q, {item, head}, seen, size, angles);
       target_.attend(size, {.q = turned.data,
                             .k = k.at(item, of),
                             .v = v.at(item, of),
                             .mask = mask.data == nullptr ? nullptr : mask.at(item, head),
-                            .y = y + (item * queries * heads_ + head) * width,
+                            .y = y.at(item, head),
                             .q_step = turned.row,
                             .k_step = depth,
                             .v_step = width,
                             .mask_step = mask.row,
-                            .y_step = heads_ * width,
+                            .y_step = y.row,
                             .mask_repeats = false});
     });
   }
@@ -144,37 +155,54 @@ class CachedAttentionKernel {
   static float* floats(const ort::Tensor& tensor) { return static_cast<float*>(tensor.data); }
 
   Sizes sizes_of(const Given& given) const {
-    const std::vector<int64_t>& shape = given[kQ].shape;
-    const bool apart = bool(given[kK]);
-    require(shape.size() == 3 && apart == bool(given[kV]), "q must have three axes, and k and v belong together");
-    const int64_t all = apart ? heads_ : heads_ + 2 * shared_, depth = shape[2] / all;
-    require(depth > 0 && shape[2] % all == 0, "the heads must have the same width");
-    Sizes sizes{shape[0], shape[1], depth, depth, 0, 0, 0};
-    if (apart) {
-      const std::vector<int64_t>&k = given[kK].shape, &v = given[kV].shape;
-      require(k == std::vector{shape[0], shape[1], shared_ * depth}, "k must have the depth of q");
-      require(v.size() == 3 && v[0] == shape[0] && v[1] == shape[1] && v[2] > 0 && v[2] % shared_ == 0, "v must fit to k");
-      sizes.width = v[2] / shared_;
-    }
+    Sizes sizes = given[kQ].shape.size() == 4 ? sizes_with_heads(given) : sizes_side_by_side(given);
     require(bool(given[kPastK]) == bool(given[kPastV]), "past k and v belong together");
     if (given[kPastK]) {
       require(given[kPastK].shape.size() == 4, "past k must have four axes");
       sizes.room = given[kPastK].shape[2];
-      require(given[kPastK].shape == std::vector{sizes.batch, shared_, sizes.room, depth}, "past k must fit to k");
+      require(given[kPastK].shape == std::vector{sizes.batch, shared_, sizes.room, sizes.depth}, "past k must fit to k");
       require(given[kPastV].shape == std::vector{sizes.batch, shared_, sizes.room, sizes.width}, "past v must fit to v");
     }
-    require(given[kLengths] && given[kTotal], "lengths and total must be there");
-    require(given[kTotal].size() == 1, "total must be one number");
-    sizes.total = given[kTotal].as<int32_t>()[0];
+    require(bool(given[kLengths]) == bool(given[kTotal]), "lengths and total belong together");
+    require(!given[kTotal] || sizes.fresh == sizes.queries, "with lengths there must be a key for each query");
+    require(!given[kTotal] || given[kTotal].size() == 1, "total must be one number");
+    sizes.total = given[kTotal] ? int64_t{given[kTotal].as<int32_t>()[0]} : sizes.room + sizes.fresh;
     sizes.keys = std::max(sizes.total, sizes.room);
     require(sizes.keys <= kMostKeys || sizes.queries <= kFewQueries, "there are too many keys");
-    require(depth <= kMostKeys, "the rows are too long");
+    require(sizes.depth <= kMostKeys, "the rows are too long");
     return sizes;
+  }
+
+  // Returns the batch, the queries and the widths of heads, which stand side by side in the last axis.
+  Sizes sizes_side_by_side(const Given& given) const {
+    const std::vector<int64_t>& shape = given[kQ].shape;
+    const bool apart = bool(given[kK]);
+    require(shape.size() == 3 && apart == bool(given[kV]), "q must have three or four axes, and k and v belong together");
+    const int64_t all = apart ? heads_ : heads_ + 2 * shared_, depth = shape[2] / all;
+    require(depth > 0 && shape[2] % all == 0, "the heads must have the same width");
+    Sizes sizes{shape[0], shape[1], shape[1], depth, depth, 0, 0, 0, false};
+    if (!apart) return sizes;
+    const std::vector<int64_t>&k = given[kK].shape, &v = given[kV].shape;
+    require(k.size() == 3 && k[0] == shape[0] && k[2] == shared_ * depth, "k must have the depth of q");
+    require(v.size() == 3 && v[0] == shape[0] && v[1] == k[1] && v[2] > 0 && v[2] % shared_ == 0, "v must fit to k");
+    sizes.fresh = k[1];
+    sizes.width = v[2] / shared_;
+    return sizes;
+  }
+
+  // The same of tensors with an axis for heads.
+  Sizes sizes_with_heads(const Given& given) const {
+    const std::vector<int64_t>&q = given[kQ].shape, &k = given[kK].shape, &v = given[kV].shape;
+    require(k.size() == 4 && k == std::vector{q[0], shared_, k[2], q[3]}, "k must have the depth of q");
+    require(v.size() == 4 && v[3] > 0 && v == std::vector{q[0], shared_, k[2], v[3]}, "v must fit to k");
+    require(q[1] == heads_ && q[3] > 0, "q must have its heads");
+    return {q[0], q[2], k[2], q[3], v[3], 0, 0, 0, true};
   }
 
   // Returns how many keys of earlier runs each item has.
   static std::vector<int64_t> before_in(const Given& given, const Sizes& sizes) {
-    std::vector<int64_t> before(static_cast<size_t>(sizes.batch));
+    std::vector<int64_t> before(static_cast<size_t>(sizes.batch), sizes.room);
+    if (!given[kLengths]) return before;
     require(given[kLengths].size() == sizes.batch, "lengths must have a number for each item");
     const bool first = sizes.total == sizes.queries;
     for (int64_t i = 0; i < sizes.batch; ++i) {
@@ -186,18 +214,21 @@ class CachedAttentionKernel {
   }
 
   View queries_in(const ort::Tensor& q, const Sizes& sizes) const {
-    return side_by_side(floats(q), 0, sizes.queries, q.shape[2], sizes.depth);
+    return sizes.heads_apart ? with_heads(floats(q), heads_, sizes.queries, sizes.depth)
+                             : side_by_side(floats(q), 0, sizes.queries, q.shape[2], sizes.depth);
   }
 
   View new_k(const Given& given, const Sizes& sizes) const {
     const ort::Tensor& from = given[given[kK] ? kK : kQ];
-    return side_by_side(floats(from), given[kK] ? 0 : heads_ * sizes.depth, sizes.queries, from.shape[2], sizes.depth);
+    if (sizes.heads_apart) return with_heads(floats(from), shared_, sizes.fresh, sizes.depth);
+    return side_by_side(floats(from), given[kK] ? 0 : heads_ * sizes.depth, sizes.fresh, from.shape[2], sizes.depth);
   }
 
   View new_v(const Given& given, const Sizes& sizes) const {
     const ort::Tensor& from = given[given[kV] ? kV : kQ];
+    if (sizes.heads_apart) return with_heads(floats(from), shared_, sizes.fresh, sizes.width);
     const int64_t first = given[kV] ? 0 : (heads_ + shared_) * sizes.depth;
-    return side_by_side(floats(from), first, sizes.queries, from.shape[2], sizes.width);
+    return side_by_side(floats(from), first, sizes.fresh, from.shape[2], sizes.width);
   }
 
   View past_in(const ort::Tensor& past, const Sizes& sizes, int64_t columns) const {
@@ -254,7 +285,7 @@ class CachedAttentionKernel {
   size_t count_;  // of the node's inputs
   int64_t heads_, shared_;  // of q, and of k and v
   float scale_;
-  bool interleaved_;
+  bool interleaved_, causal_, unseen_is_zero_;
 };
 
 }  // namespace
