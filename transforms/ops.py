@@ -22,6 +22,10 @@ MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Un
 GATE = "gate"
 """The name of the group ``x * sigmoid(x)`` (SiLU) or ``x * hardsigmoid(x)`` (hard-swish)."""
 GATES = frozenset({"Sigmoid", "HardSigmoid"})
+FUNCTION = "function"
+"""The name of a group of elementwise operators that is another function of one tensor, as a Mish or a GELU."""
+TABLE = "Table"
+"""The native operator of functions of one element."""
 ATTENTION = "attention"
 """The name of the group ``softmax(q k' + mask) v``; see `attention.find_attention`."""
 GROUP_QUERY = f"{MS}.GroupQueryAttention"
@@ -173,19 +177,20 @@ OPS: dict[str, Op] = {
     INTERPOLATION: Op(kind="float", native_u8="Resize", why=reasons.NEAREST_ONLY),
     "Softmax": _float(reasons.SOFTMAX),
     "LogSoftmax": _float(reasons.SOFTMAX),
-    "Relu": _float(reasons.NOT_ABSORBED),
-    "Clip": _float(reasons.NOT_ABSORBED),
+    FUNCTION: _float(reasons.FUSED_GROUP, native_u8=TABLE),
+    "Relu": _float(reasons.NOT_ABSORBED, native_u8=TABLE),
+    "Clip": _float(reasons.NOT_ABSORBED, native_u8=TABLE),
     "Sub": _float(reasons.NO_KERNEL.about("Sub")),
     "Div": _float(reasons.NO_KERNEL.about("Div")),
     "ReduceMean": _float(reasons.NO_KERNEL.about("a mean, except GlobalAveragePool")),
-    "Gelu": _float(reasons.GELU),
+    "Gelu": _float(reasons.GELU, native_u8=TABLE),
     f"{MS}.Gelu": _float(reasons.GELU),
     f"{MS}.BiasGelu": _float(reasons.GELU),
     f"{MS}.FastGelu": _float(reasons.GELU),
     f"{MS}.QuickGelu": _float(reasons.GELU),
+    "BatchNormalization": _float(reasons.NORMALIZATION, native_u8=TABLE, absorbs=RELUS),
     **dict.fromkeys(
         (
-            "BatchNormalization",
             "GroupNormalization",
             "InstanceNormalization",
             "LayerNormalization",
@@ -199,8 +204,8 @@ OPS: dict[str, Op] = {
         _float(reasons.NORMALIZATION),
     ),
     **{
-        name: _float(reasons.NO_KERNEL.about(name))
-        for name in ("Elu", "Erf", "HardSwish", "Mish", "PRelu", "Selu", "Softplus", "Swish", "Tanh")
+        name: _float(reasons.NO_KERNEL.about(name), native_u8=TABLE)
+        for name in "Celu Elu Erf HardSwish Mish PRelu Selu Softplus Softsign Swish Tanh".split()
     },
     "Einsum": _float(reasons.NOT_A_PRODUCT),
     **dict.fromkeys(

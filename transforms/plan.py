@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
-from .ops import ATTENTION, GATE, OPS
+from .ops import ATTENTION, FUNCTION, GATE, OPS
 from .reasons import NONE, Reason
 
 
@@ -86,7 +86,7 @@ class Unit:
     @property
     def readers(self) -> tuple[str, ...]:
         """Names of the nodes that may read its inputs."""
-        return self.nodes if self.op in (ATTENTION, GATE) else self.nodes[:1]
+        return self.nodes if self.op in (ATTENTION, FUNCTION, GATE) else self.nodes[:1]
 
     @property
     def rounded(self) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from .attention import FoundAttention
+from .elementwise import channels_of
 from .graph import constant, node_name, sole_reader
-from .ops import ATTENTION, GATE, GATES, INTERPOLATION, key, row_of
+from .ops import ATTENTION, FUNCTION, GATE, GATES, INTERPOLATION, key, row_of
 from .plan import Unit
 from .resizes import interpolates
 
@@ -55,12 +56,12 @@ def _operator(node: ir.Node) -> str:
 
 
 def _kind(region: list[ir.Node]) -> str:
-    """Return the kind of a group: `GATE` or ``"group"``."""
+    """Return the kind of a group: `GATE`, `FUNCTION` or ``"group"``; all its operators read one tensor."""
     first, last = region[0], region[-1]
-    if len(region) != 2 or first.op_type not in GATES or last.op_type != "Mul":
-        return "group"
-    factors = set(last.inputs)
-    return GATE if factors == {first.inputs[0], first.outputs[0]} else "group"
+    product = len(region) == 2 and last.op_type == "Mul" and set(last.inputs) == {first.inputs[0], first.outputs[0]}
+    if product and first.op_type in GATES:
+        return GATE
+    return FUNCTION if all(channels_of(node, None) == 1 for node in region) else "group"
 
 
 def activations(node: ir.Node) -> tuple[ir.Value, ...]:

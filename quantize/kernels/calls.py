@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
+from ...transforms.elementwise import CHANNELWISE, ELEMENTWISE, Place
 from ...transforms.graph import Shape, constant, nodes_by_name, sets_pads, sole_reader, whole_first
 from ...transforms.ops import INTERPOLATION
 from ...transforms.packed_conv import BLOCK, Packing, packing_of, unpacked
@@ -17,7 +18,7 @@ from ...transforms.qlinear import equal_parameters
 from ...transforms.qparams import QParams, dequantize, quantize
 from ...transforms.resizes import NEAREST, POSITIONS, find_resizing
 from ...transforms.units import clip_bounds
-from .chains import ELEMENTWISE, INTEGER, Chain, chain_of, is_uint8
+from .chains import INTEGER, Chain, chain_of, is_uint8
 
 IMAGE = 4  # axes of a tensor with a layout
 INT8 = np.iinfo(np.int8)
@@ -25,7 +26,7 @@ X, Y = ("x", "x_scale", "x_zero_point"), ("y_scale", "y_zero_point")
 RESIDUAL = ("residual", "residual_scale", "residual_zero_point")
 CONVOLUTION = (*X, "w", "w_scale", "w_zero_point", *Y, "B", "table", *RESIDUAL, "curve", "grid")
 WEIGHTS, BIAS = CONVOLUTION.index("w"), CONVOLUTION.index("B")
-TABLE = ("x", "table")
+TABLE, LINES = ("x", "table"), ("x", "lines")
 PAIR = (*X, "b", "b_scale", "b_zero_point", *Y, "table")
 REQUANTIZED = (*X, *Y)
 CONCAT = ("a", "a_table", "b", "b_table", "c", "c_table", "d", "d_table")
@@ -55,6 +56,7 @@ class Call:
         dtype: The element type of these tensors and of the result.
         made: The element type of the result, if it is another one.
         results: How many outputs of the last node are results.
+        chain: The function that a Table computes; None for other operators.
     """
 
     operator: str
@@ -72,6 +74,7 @@ class Call:
     dtype: ir.DataType = ir.DataType.UINT8
     made: ir.DataType | None = None
     results: int = 1
+    chain: Chain | None = None
 
     @property
     def tensors(self) -> list[ir.Value]:
@@ -375,21 +378,21 @@ def _table(site: Site) -> Call | None:
         root = None if pair is None else pair.inputs[0]
         chains: dict[ir.Value, Chain] = {}
         if root is not None:
-            _find_chains(site.end, root, chains)
+            _find_chains(site.end, root, chains, Place(len(site.shapes[-1]), site.channel))
         if site.end in chains and chains[site.end].root is root:
-            return Call("Table", site.unit.name, TABLE, [root], chains[site.end].nodes)
+            return Call("Table", site.unit.name, TABLE, [root], chains[site.end].nodes, chain=chains[site.end])
     return None
 
 
-def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain]) -> None:
+def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain], place: Place) -> None:
     """Find what a tensor, and the tensors between it and `root`, are functions of, and add it to `chains`."""
-    node = value.producer()
-    if value is root or value in chains or node is None or node.op_type not in INTEGER.keys() | ELEMENTWISE:
+    node, known = value.producer(), INTEGER.keys() | ELEMENTWISE | CHANNELWISE
+    if value is root or value in chains or node is None or node.op_type not in known:
         return
     for each in node.inputs:
         if each is not None and constant(each) is None:
-            _find_chains(each, root, chains)
-    chain = chain_of(node, chains)
+            _find_chains(each, root, chains, place)
+    chain = chain_of(node, chains, place)
     if chain is not None:
         chains[value] = chain
 

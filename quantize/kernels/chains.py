@@ -10,14 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array, open_session, run_session
+from ...transforms.elementwise import Place, channels_of
 from ...transforms.graph import constant
 
 MS = "com.microsoft"
-ELEMENTWISE = frozenset(
-    "Abs Add Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish Mul Neg Pow Relu Sigmoid Softplus "
-    "Sqrt Sub Tanh".split()
-)
-"""Float operators whose result at an element depends on this element alone, apart from constants of one element."""
 INTEGER: Mapping[str, tuple[Mapping[int, int], int]] = {
     "QLinearSigmoid": ({0: 2}, 4),
     "QLinearLeakyRelu": ({0: 2}, 4),
@@ -36,17 +32,27 @@ class Chain:
     Attributes:
         root: The uint8 tensor.
         nodes: The nodes between the two, in order.
+        channels: How many functions it is: one for each channel, or one.
+        place: Where the channels are; None for one function of tensors of any shape.
     """
 
     root: ir.Value
     nodes: tuple[ir.Node, ...]
+    channels: int = 1
+    place: Place | None = None
 
 
-def chain_of(node: ir.Node, chains: Mapping[ir.Value, Chain]) -> Chain | None:
-    """Return what the result of a node is a function of; None if that is not one uint8 tensor."""
+def chain_of(node: ir.Node, chains: Mapping[ir.Value, Chain], place: Place | None = None) -> Chain | None:
+    """Return what the result of a node is a function of; None if that is not one uint8 tensor.
+
+    Args:
+        node: The node.
+        chains: What its inputs are functions of, as far as they are.
+        place: Where the channels of the tensors are; None if that is unknown.
+    """
     zeros, _ = INTEGER.get(node.op_type, ({}, -1))
-    known = node.op_type in INTEGER or (node.op_type in ELEMENTWISE and node.domain == "")
-    if not known or len(node.outputs) != 1:
+    counts = {1 if node.op_type in INTEGER else channels_of(node, place)}
+    if 0 in counts or len(node.outputs) != 1:
         return None
     roots: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
@@ -56,12 +62,13 @@ def chain_of(node: ir.Node, chains: Mapping[ir.Value, Chain]) -> Chain | None:
             continue
         tensor = constant(value)
         if tensor is not None:
-            if tensor.size != 1:
+            if tensor.size != 1 and node.op_type in INTEGER:
                 return None
             axes = max(axes, len(tensor.shape))
         elif value in chains:
             roots[chains[value].root] = None
             nodes |= dict.fromkeys(chains[value].nodes)
+            counts.add(chains[value].channels)
         elif index in zeros and is_uint8(node, zeros[index]):
             roots[value] = None
         else:
@@ -69,8 +76,12 @@ def chain_of(node: ir.Node, chains: Mapping[ir.Value, Chain]) -> Chain | None:
     if len(roots) != 1:
         return None
     (root,) = roots
-    keeps_shape = axes <= (1 if root.shape is None else len(root.shape))  # more axes would broadcast the result
-    return Chain(root, (*nodes, node)) if keeps_shape else None
+    rank = 1 if root.shape is None else len(root.shape)
+    keeps_shape = axes <= (rank if place is None else place.rank)  # more axes would broadcast the result
+    channels = max(counts)
+    if not keeps_shape or len(counts - {1}) > 1:
+        return None
+    return Chain(root, (*nodes, node), channels, place if channels > 1 else None)
 
 
 def is_uint8(node: ir.Node, zero: int) -> bool:
@@ -80,12 +91,28 @@ def is_uint8(node: ir.Node, zero: int) -> bool:
 
 
 def table_of(model: ir.Model, chain: Chain) -> Array:
-    """Return the 256 values of a function, uint8 (256,), as the runtime computes them without optimizations."""
-    root, constants = ir.val("x", dtype=ir.DataType.UINT8, shape=[256]), Constants()
+    """Return the 256 values of a function, as the runtime computes them without optimizations.
+
+    Returns:
+        uint8 (256,); (C, 256) for a function of each of C channels.
+    """
+    values = spread(np.arange(256, dtype=np.uint8), chain)
+    root, constants = ir.val("x", dtype=ir.DataType.UINT8, shape=values.shape), Constants()
     copies = copied(chain.nodes, {chain.root: root}, constants.add)
     result = copies[-1].outputs[0]
     result.dtype = ir.DataType.UINT8
-    return _evaluated(model, (root, result), copies, constants, np.arange(256, dtype=np.uint8))
+    found = _evaluated(model, (root, result), copies, constants, values)
+    return found if chain.place is None else np.ascontiguousarray(found.reshape(256, chain.channels).T)
+
+
+def spread(values: Array, chain: Chain) -> Array:
+    """Return values (n,) as an input of a function: (n,), or n rows with each value in all channels."""
+    place = chain.place
+    if place is None:
+        return values
+    shape = [chain.channels if axis == place.axis else 1 for axis in range(place.rank)]
+    whole = np.broadcast_to(values.reshape(-1, *[1] * (place.rank - 1)), [len(values), *shape[1:]])
+    return np.ascontiguousarray(whole)
 
 
 def exact_values(model: ir.Model, chain: Chain, values: Array) -> Array:
@@ -125,7 +152,8 @@ def _evaluated(
 ) -> Array:
     """Return what the runtime computes for values of one tensor, without optimizations."""
     source = serialized(model, ends, nodes, constants)
-    return _run(source, values.tobytes(), values.dtype.str).reshape(values.shape)  # constants of several axes add axes
+    found = _run(source, values.tobytes(), values.dtype.str, values.shape)
+    return found.reshape(values.shape)  # constants of several axes add axes
 
 
 def serialized(
@@ -149,10 +177,10 @@ def serialized(
 
 
 @lru_cache(maxsize=1024)
-def _run(source: bytes, values: bytes, dtype: str) -> Array:
+def _run(source: bytes, values: bytes, dtype: str, shape: tuple[int, ...]) -> Array:
     """Return the result of a serialized model; the plans that a model is tried with have most tables in common."""
     session = open_session(source, threads=1, optimize=False)
-    found: Array = run_session(session, ["y"], {"x": np.frombuffer(values, dtype)}, "table")["y"]
+    found: Array = run_session(session, ["y"], {"x": np.frombuffer(values, dtype).reshape(shape)}, "table")["y"]
     return found
 
 

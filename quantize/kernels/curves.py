@@ -49,11 +49,13 @@ class Curve:
 
 
 def curve_of(model: ir.Model, chain: Chain) -> Curve | None:
-    """Return the curve of a function between two uint8 tensors; None if none is near enough to it.
+    """Return the curve of a function between two uint8 tensors; None for several, or if none is near enough to it.
 
     The segments cover the range of the first tensor. Where the function bends, one ends and the next begins. A curve is
     near enough if it differs by at most `LARGEST`, and `SHARE` of what half a step of the first tensor changes.
     """
+    if chain.channels > 1:
+        return None
     first = chain.nodes[0]
     scale, zero = (constant(value) for value in [*first.inputs, None, None][1:3])
     if scale is None or zero is None or any(node.op_type.startswith("QLinear") for node in chain.nodes):
@@ -90,6 +92,14 @@ def _lines(wanted: Array, inside: Array) -> Array:
     middle = (rest.max(axis=1) + rest.min(axis=1)) / 2
     lines: Array = np.rint(STEP * np.array([middle + 1 / 2, rise / 2]))
     return lines.clip(-MOST, MOST).astype(np.int16)
+
+
+def steps_of(model: ir.Model, chain: Chain, integers: Array) -> Array:
+    """Return the function of integers of the root, in steps of the result; float64, of their shape."""
+    scale, zero = (constant(value) for value in chain.nodes[0].inputs[1:3])
+    assert scale is not None
+    assert zero is not None
+    return _steps(model, chain, (integers - float(zero.numpy().item())) * float(scale.numpy().item()))
 
 
 def _steps(model: ir.Model, chain: Chain, values: Array) -> Array:

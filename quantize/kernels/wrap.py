@@ -25,8 +25,9 @@ from ...transforms.graph import (
     take_place,
 )
 from ...transforms.plan import Unit
-from .calls import BIAS, CONVOLUTION, PAIR, RESIDUAL, WEIGHTS, Call, Surroundings, X, Y, call_of
-from .chains import Chain, copied, table_of
+from .bent_lines import bent_lines_of
+from .calls import BIAS, CONVOLUTION, LINES, PAIR, RESIDUAL, WEIGHTS, Call, Surroundings, X, Y, call_of
+from .chains import copied, table_of
 from .curves import SEGMENTS, curve_of
 from .library import VERSION, names_of
 
@@ -150,9 +151,16 @@ def _joinable(calls: dict[ir.Value, Call], call: Call) -> list[ir.Value]:
     found = []
     for end in (end for end in reversed(calls) if end in call.tensors):
         images = calls[end].operator == "Convolution" and calls[end].shapes and call.shapes
-        if images and not end.is_graph_output() and all(use.node in call.body for use in end.uses()):
+        if images and not end.is_graph_output() and _read_inside(end, call):
             found.append(end)
     return found
+
+
+def _read_inside(end: ir.Value, call: Call) -> bool:
+    """Return whether only the body of a call reads a tensor, also where one DequantizeLinear serves several readers."""
+    pairs = [use.node for use in end.uses()]
+    uses = [use.node for pair in pairs if pair is not call.body[-1] for value in pair.outputs for use in value.uses()]
+    return all(node in call.body for node in (*pairs, *uses))
 
 
 def _joined(model: ir.Model, convolution: Call, end: ir.Value, call: Call, *, exact: bool) -> Call | None:
@@ -165,7 +173,7 @@ def _joined(model: ir.Model, convolution: Call, end: ir.Value, call: Call, *, ex
         call: What reads it.
         exact: As for `wrap_units`.
     """
-    if call.operator == "Table":
+    if call.chain is not None:
         return _with_function(model, convolution, call, exact=exact)
     if call.operator == "Add" and not exact:
         return _with_sum(convolution, end, call)
@@ -173,11 +181,15 @@ def _joined(model: ir.Model, convolution: Call, end: ir.Value, call: Call, *, ex
 
 
 def _with_function(model: ir.Model, convolution: Call, function: Call, *, exact: bool) -> Call | None:
-    """Return the call of a convolution with the function of its result behind it, as a curve or as a table."""
-    if "curve" in convolution.values:
+    """Return the call of a convolution with the function of its result behind it, as a curve or as a table.
+
+    None if it has a curve already, or for a function of each channel: lines take no longer than a table behind it.
+    """
+    chain = function.chain
+    assert chain is not None  # it is a Table
+    if "curve" in convolution.values or chain.place is not None:
         return None
-    clipped = convolution.values.get("table")
-    body, chain = [*convolution.body, *function.body], Chain(function.tensors[0], tuple(function.body))
+    clipped, body = convolution.values.get("table"), [*convolution.body, *function.body]
     curve = None if exact or clipped is not None else curve_of(model, chain)
     if curve is not None:
         values = {"curve": curve.lines, "grid": curve.grid}
@@ -250,15 +262,13 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
     """
     old = end.producer()
     assert old is not None
+    call = _with_table(writer.model, call)
     function, constants = _function(writer.model, call)
     operator = writer.name_of(function, call.operator)
     if operator is None:
         return None
     inputs = [*call.inputs, *[None] * (len(call.names) - len(call.inputs))]
-    given = dict(call.values)
-    if call.operator == "Table":
-        given["table"] = table_of(writer.model, Chain(call.tensors[0], tuple(call.body)))
-    for name, array in given.items():
+    for name, array in call.values.items():
         value = add_initializer(writer.model.graph, take(writer.taken, f"{call.name}/{name}"), array)
         inputs[call.names.index(name)] = value
     inputs += constants
@@ -283,6 +293,19 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
     take_place(old, native)
     remove_unread([*call.body[:-1], *read, *(value.producer() for value in call.tensors)])
     return native.outputs[0]
+
+
+def _with_table(model: ir.Model, call: Call) -> Call:
+    """Return a call with the values of its function: a table, or the lines of each channel."""
+    if call.chain is None:
+        return call
+    chain = replace(call.chain, root=call.tensors[0], nodes=tuple(call.body))
+    lines = None if chain.place is None else bent_lines_of(model, chain)
+    if lines is None:
+        return replace(call, values={"table": table_of(model, chain)})
+    integers = {"bend": lines.bend, "least": lines.least, "most": lines.most}
+    attributes = {each.name: each for each in ir.convenience.convert_attributes(integers)}
+    return replace(call, operator="Lines", names=LINES, values={"lines": lines.lines}, attributes=attributes)
 
 
 def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]:

@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
+from ...transforms.elementwise import CHANNELWISE, Place, channels_of
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import RECURRENT, gate_obstacle
 from ...transforms.int8_recurrent import ACTIVATIONS
-from ...transforms.ops import GATE, INTERPOLATION, MS, OPS, WHOLE, Kernel, Op, only_moves
+from ...transforms.ops import GATE, INTERPOLATION, MS, OPS, TABLE, WHOLE, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
 from ...transforms.reasons import NONE, Reason
 from ...transforms.resizes import IMAGE, find_resizing
@@ -39,8 +40,9 @@ PEEPHOLES = 7  # among the inputs of an LSTM
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
-FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid"})
-NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", "Resize", INTERPOLATION, *FUNCTIONS})
+TABLES = frozenset(op for op, row in OPS.items() if row.native_u8 == TABLE)
+FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid", *TABLES}) - CHANNELWISE
+NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", "Resize", INTERPOLATION, *TABLES, *FUNCTIONS})
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 """Whether all values of a tensor are finite; each tensor is read once."""
@@ -77,6 +79,8 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return _resize_obstacle(unit, facts, strategy, len(shapes[0]))
     images = len(shapes[-1]) == IMAGE and any(each.op_type == "Conv" for each in facts.nodes.values())
     channel = 1 if images else len(shapes[-1]) - 1
+    if unit.op in TABLES:
+        return _table_form_obstacle(unit, facts, Place(len(shapes[-1]), channel))
     if unit.op in PAIRS and (len(shapes) != 3 or whole_first(shapes[0], shapes[1], shapes[2], channel) is None):
         return why.NO_FORM
     if unit.op == "Concat" and node.attributes.get_int("axis", 0) % len(shapes[-1]) != channel:
@@ -92,7 +96,15 @@ def _resize_obstacle(unit: Unit, facts: Facts, strategy: Strategy, rank: int) ->
     found = find_resizing(facts.nodes[unit.nodes[0]])
     if found is None or rank != IMAGE or not (found.nearest or facts.joins):
         return why.NO_FORM  # what is between pixels may differ by a step from that of the body
-    return _u8_obstacle(unit, facts, strategy, ("", "Resize"), (*unit.inputs, *unit.outputs))
+    return _tensor_obstacle(unit, facts, (*unit.inputs, *unit.outputs)) or _form_obstacle(unit, facts, strategy)
+
+
+def _table_form_obstacle(unit: Unit, facts: Facts, place: Place) -> Reason:
+    """Return why a function of one element cannot be a native table."""
+    functions = all(channels_of(facts.nodes[name], place) for name in unit.nodes)
+    if len(unit.inputs) != 1 or len(unit.outputs) != 1 or not functions:
+        return why.NO_FORM
+    return _tensor_obstacle(unit, facts, (*unit.inputs, *unit.outputs))
 
 
 def _static_float_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
@@ -246,12 +258,17 @@ def _u8_obstacle(unit: Unit, facts: Facts, strategy: Strategy, kernel: Kernel | 
         return why.NO_FORM
     if kernel not in uint8_kernels():
         return why.NOT_INSTALLED.about(kernel[1])
+    return _tensor_obstacle(unit, facts, touched) or _form_obstacle(unit, facts, strategy)
+
+
+def _tensor_obstacle(unit: Unit, facts: Facts, touched: Iterable[str]) -> Reason:
+    """Return why tensors that `unit` reads and writes cannot be uint8; `touched` are those that are uint8 then."""
     if any(not is_float32(facts.values.get(name)) for name in (*unit.inputs, *unit.outputs)):
         return why.NOT_FLOAT32
     kept = next((facts.kept_float[tensor] for tensor in touched if tensor in facts.kept_float), "")
     if kept:
         return why.KEPT_FLOAT.about(kept)
-    return _range_obstacle(unit, facts) or _form_obstacle(unit, facts, strategy)
+    return _range_obstacle(unit, facts)
 
 
 def _range_obstacle(unit: Unit, facts: Facts) -> Reason:

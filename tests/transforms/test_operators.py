@@ -23,7 +23,7 @@ from requant.cli import main
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.tools.inspect.operators import operators
-from requant.transforms.ops import ATTENTION, GATE, GROUP_QUERY, INTERPOLATION, MS, OPS, Kernel, Op
+from requant.transforms.ops import ATTENTION, FUNCTION, GATE, GROUP_QUERY, INTERPOLATION, MS, OPS, Kernel, Op
 from requant.transforms.qparams import Scheme
 
 from ..native import needs_library
@@ -635,7 +635,8 @@ EXAMPLES: dict[str, list[Example]] = {
         for op in ("Softmax", "LogSoftmax")
     },
     **{
-        op: [between_floats(op, "element by element", "OP(a)")] for op in "Elu Erf Gelu Mish Selu Softplus Tanh".split()
+        op: [between_floats(op, "element by element", "OP(a)")]
+        for op in "Celu Elu Erf Gelu Mish Selu Softplus Softsign Tanh".split()
     },
     "Sigmoid": [
         between_convs("QLinearSigmoid", "between convolutions", "Sigmoid(a)", place="all"),
@@ -686,6 +687,7 @@ EXAMPLES: dict[str, list[Example]] = {
             y="float[a,b,c]",
         ),
     ],
+    FUNCTION: [between_floats(FUNCTION, "Mish", "Mul(a, t)", before="s = Softplus(a) t = Tanh(s)")],
     "HardSwish": [between_convs("QLinearMul", "a gate and a product", "HardSwish(a)", place="rules")],
     "Swish": [
         between_products("QLinearMul", "a gate and a product", "Swish(a)", place="all", opset=24),
@@ -714,8 +716,8 @@ EXAMPLES: dict[str, list[Example]] = {
     "BatchNormalization": [
         floats(
             OPS["BatchNormalization"].why.text,
-            "in front",
-            "n = Exp(s) [op] a = BatchNormalization(x, g, c, m, n) y = Conv <pads=[1,1,1,1]> (a, w)",
+            "in front, Relu absorbed",
+            "n = Exp(s) [op] a = BatchNormalization(x, g, c, m, n) r = Relu(a) y = Conv <pads=[1,1,1,1]> (r, w)",
             "x 2x8x6x6; g 8; c 8; m 8; s 8; w 4x8x1x1",
         ),
     ],

@@ -82,18 +82,18 @@ GROUPS = {
     "SiLU": ("[a] s = Sigmoid(x) [b] y = Mul(x, s)", {"ab": "gate"}),
     "SiLU-swapped": ("[b] s = Sigmoid(x) [a] y = Mul(s, x)", {"ba": "gate"}),
     "hard-swish": ("[a] s = HardSigmoid <alpha = 0.16667> (x) [b] y = Mul(x, s)", {"ab": "gate"}),
-    "tanh-shrunk": ("[a] s = Tanh(x) [b] y = Mul(x, s)", {"ab": "group"}),
-    "sum of a sigmoid": ("[a] s = Sigmoid(x) [b] y = Add(x, s)", {"ab": "group"}),
-    "gate of a sum": ("[a] t = Add(x, half) [b] s = Sigmoid(t) [c] y = Mul(x, s)", {"abc": "group"}),
-    "Mish": ("[a] s = Softplus(x) [b] t = Tanh(s) [c] y = Mul(x, t)", {"abc": "group"}),
+    "tanh-shrunk": ("[a] s = Tanh(x) [b] y = Mul(x, s)", {"ab": "function"}),
+    "sum of a sigmoid": ("[a] s = Sigmoid(x) [b] y = Add(x, s)", {"ab": "function"}),
+    "gate of a sum": ("[a] t = Add(x, half) [b] s = Sigmoid(t) [c] y = Mul(x, s)", {"abc": "function"}),
+    "Mish": ("[a] s = Softplus(x) [b] t = Tanh(s) [c] y = Mul(x, t)", {"abc": "function"}),
     "erf-GELU": (
         "[a] d = Div(x, root) [b] e = Erf(d) [c] p = Add(e, one) [d] h = Mul(x, p) [e] y = Mul(h, half)",
-        {"abcd": "group", "e": "Mul"},  # the factor reads one tensor only
+        {"abcd": "function", "e": "Mul"},  # the factor reads one tensor only
     ),
     "tanh-GELU": (
         """[a] c = Pow(x, three) [b] s = Mul(c, half) [c] t = Add(x, s) [d] u = Mul(t, root)
         [e] v = Tanh(u) [f] p = Add(v, one) [g] h = Mul(x, half) [h] y = Mul(h, p)""",
-        {"abcdefgh": "group"},
+        {"abcdefgh": "function"},
     ),
     "RMS-norm": (
         """[a] q = Mul(x, x) [b] v = ReduceMean <axes = [-1]> (q) [c] e = Add(v, half) [d] r = Sqrt(e)

@@ -166,6 +166,27 @@ bool pairs_are_right(const Target& target, Random& random, Guarded& a) {
   return right;
 }
 
+// Returns whether an instruction set computes lines with a bend. Where a result is near to another integer it may be that one.
+bool lines_are_right(const Target& target, Random& random, Guarded& x) {
+  BentLines lines;
+  lines.period = static_cast<size_t>(draw(random, 1, 150));
+  lines.bend = static_cast<int>(draw(random, 0, 255));
+  lines.least = static_cast<int>(draw(random, 0, 100));
+  lines.most = static_cast<int>(draw(random, 100, 255));
+  for (std::vector<float>* each : {&lines.below, &lines.above, &lines.level})
+    for (size_t i = 0; i < lines.period; ++i) each->push_back(0.01f * static_cast<float>(draw(random, -300, 300)));
+  Guarded found(x.size());
+  target.bend_lines(lines, x.data(), found.data(), x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t c = i % lines.period;
+    const double away = x.data()[i] - lines.bend;
+    const double value = std::min(away, 0.0) * lines.below[c] + std::max(away, 0.0) * lines.above[c] + lines.level[c];
+    const double bounded = std::clamp<double>(value, lines.least, lines.most);
+    if (std::abs(found.data()[i] - bounded) > 0.5 + 1e-3) return false;
+  }
+  return true;
+}
+
 // Returns whether an instruction set rounds planes to pixels. Quotients are those of a division.
 bool pixels_are_right(const Target& target, Random& random) {
   const int64_t count = draw(random, 1, 100), apart = draw(random, 0, 5);
@@ -244,6 +265,7 @@ bool check_one(uint64_t seed) {
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && means_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x) && pixels_are_right(*target, random);
+    right = right && lines_are_right(*target, random, x);
     right = right && interpolations_are_right(*target, random) && floats_are_right(*target, random);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;

@@ -8,6 +8,7 @@
 #include "few_queries.h"
 #include "gates.h"
 #include "interpolation.h"
+#include "lines.h"
 #include "normalization.h"
 #include "pair.h"
 #include "pixels.h"

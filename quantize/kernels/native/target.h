@@ -243,6 +243,14 @@ struct Classes {
   int64_t classes, step, count;
 };
 
+// Lines by element, with a bend: y = clip(rint(below * min(x - bend, 0) + above * max(x - bend, 0) + level), least, most). They
+// repeat after `period` elements.
+struct BentLines {
+  std::vector<float> below, above, level;
+  size_t period = 0;
+  int bend = 0, least = 0, most = 255;
+};
+
 struct Target {
   const char* name;
   bool (*available)();
@@ -271,6 +279,8 @@ struct Target {
   void (*interpolate)(const RowPair& rows, const Between* columns, int64_t count, uint8_t* to);
   // y = the softmax of each item; it is exact to 1e-6. An item is NaN if a value is NaN or infinity, or if all are -infinity.
   void (*softmax)(const Classes& size, const float* x, float* y);
+  // Computes lines of some elements, from the first of a period on.
+  void (*bend_lines)(const BentLines& lines, const uint8_t* from, uint8_t* to, size_t count);
 };
 
 // Returns all instruction sets that this library was compiled for, the fastest first.

@@ -475,7 +475,7 @@ def test_an_activation_of_several_operators_is_one_unit(group: str) -> None:
     hard = "HardSigmoid" in group
     assert {impls(plan)[name] for name in inside} == {U8 if hard else FLOAT}
     joined = [unit for unit in plan.units if "g1" in unit.nodes]
-    assert [unit.op for unit in joined] == ["group" if "Erf" in group else "gate"]
+    assert [unit.op for unit in joined] == ["function" if "Erf" in group else "gate"]
     assert {"g1", "g2"} <= set(joined[0].nodes)
     assert reason(plan, "g1") == ("" if hard else "the runtime fuses the group into one float kernel")
     assert impls(plan)["before"] is impls(plan)["after"] is U8
