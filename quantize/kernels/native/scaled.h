@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "target.h"
 
@@ -13,30 +12,6 @@ inline Floats scaled(Ints sum, const float* multiplier) { return times(floats(su
 // Returns (from - zero) * ratio for as many bytes as a vector has int32.
 inline Floats scaled(const uint8_t* from, int zero, float ratio) {
   return times(floats(widen(from, zero)), fill_floats(ratio));
-}
-
-// Returns a vector whose first `count` numbers are there, and whose others are 0.
-REQUANT_INLINE Floats load_few(const float* from, int64_t count) {
-  if (count == kLanes) return load_floats(from);
-  float part[kLanes] = {};
-  std::memcpy(part, from, count * sizeof(float));
-  return load_floats(part);
-}
-
-// Returns the first `count` numbers of a vector, and 0 behind them.
-REQUANT_INLINE Floats first_of(Floats value, int64_t count) {
-  if (count == kLanes) return value;
-  float part[kLanes];
-  store_floats(part, value);
-  return load_few(part, count);
-}
-
-// Writes the first `count` numbers of a vector.
-REQUANT_INLINE void store_few(float* to, Floats value, int64_t count) {
-  if (count == kLanes) return store_floats(to, value);
-  float made[kLanes];
-  store_floats(made, value);
-  std::memcpy(to, made, count * sizeof(float));
 }
 
 // Returns what an operation makes of all numbers of a vector, by halves.

@@ -1,6 +1,7 @@
 #define REQUANT_TARGET avx2
 #include "vector_avx2.h"
 #include "bytes_copied.h"
+#include "floats_copied.h"
 #include "rows_repeat.h"
 
 #include "compile_target.h"

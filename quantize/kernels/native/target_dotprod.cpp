@@ -1,6 +1,7 @@
 #define REQUANT_TARGET dotprod
 #include "vector_neon.h"
 #include "bytes_copied.h"
+#include "floats_copied.h"
 #include "rows_lanes.h"
 
 #include "compile_target.h"

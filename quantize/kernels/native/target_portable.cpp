@@ -1,6 +1,7 @@
 #define REQUANT_TARGET portable
 #include "vector_portable.h"
 #include "bytes_copied.h"
+#include "floats_copied.h"
 #include "rows_repeat.h"
 
 #include "compile_target.h"

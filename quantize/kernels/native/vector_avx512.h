@@ -52,6 +52,10 @@ inline void transpose(const Bytes (&in)[4], Bytes (&out)[4]) {
 }
 
 inline Floats load_floats(const float* from) { return _mm512_loadu_ps(from); }
+inline __mmask16 first_floats(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+inline Floats load_few(const float* from, int64_t count) { return _mm512_maskz_loadu_ps(first_floats(count), from); }
+inline Floats first_of(Floats value, int64_t count) { return _mm512_maskz_mov_ps(first_floats(count), value); }
+inline void store_few(float* to, Floats value, int64_t count) { _mm512_mask_storeu_ps(to, first_floats(count), value); }
 inline Floats fill_floats(float value) { return _mm512_set1_ps(value); }
 inline Floats floats(Ints value) { return _mm512_cvtepi32_ps(value); }
 inline Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
