@@ -25,9 +25,9 @@ from .graph import (
 )
 from .inference import stand_ins
 from .registry import Change, transform
+from .reshape_before_transpose import RESHAPES, moved_before
 
 Known: TypeAlias = Mapping[ir.Value, ir.Value]
-RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 WIDEST = {"MatMul": 2, "Add": 1, "Mul": 1, "Sub": 1, "Div": 1}
 """Operators that keep all axes of a tensor but the last one, and the most axes of the constant beside it."""
 SHAPE_IS_INPUT = 5  # the opset from which the target of a Reshape is an input
@@ -46,6 +46,9 @@ def simplify_reshapes(model: ir.Model) -> Change:
         An Unsqueeze and a Squeeze of the same axes are both removed. Exporters write computed targets if the batch size
         is dynamic; shape inference then fails, and the computation of the targets takes longer than the reshapes.
         `strip_unused_nodes` removes the nodes that computed the target.
+    Before:  y = Reshape(Transpose(Reshape(x, [10, 7, 16]), perm [0, 2, 1]), [2, 5, 16, 7]), x (2, 5, 7, 16)
+    After:   y = Transpose(x, perm [0, 1, 3, 2]): a Reshape that splits or merges axes goes in front of a Transpose, if
+             there it meets another one
     Left alone: a tensor between two reshapes that other nodes read (``read-between``); results with more than one
         unknown length (``shape-unknown``) or with a length of 0 (``empty``); opsets below 5.
     """
@@ -63,7 +66,7 @@ def simplify_reshapes(model: ir.Model) -> Change:
         for node in computing_nodes(model, *RESHAPES):
             if node.graph is not None:  # an earlier merge removes nodes
                 progress |= _fix_target(node, known, taken, change)
-                progress |= _merge(node, known, taken, change)
+                progress |= _merge(node, known, taken, change) or _move(node, known, taken, change)
     return change
 
 
@@ -261,6 +264,18 @@ def _target(node: ir.Node, lengths: list[int], taken: set[str]) -> ir.Value:
     return add_initializer(graph_of(node), take(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
 
 
+def _move(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
+    """Move a reshape in front of a Transpose behind another reshape; return whether it moved."""
+    turned = node.inputs[0].producer() if node.inputs[0] is not None else None
+    before = None if turned is None or turned.op_type != "Transpose" or turned.domain else turned.inputs[0]
+    result = node.outputs[0]
+    shapes = [None if value is None else known.get(value, value).shape for value in (before, result)]
+    one, other = ([length if isinstance(length, int) else None for length in shape or ()] for shape in shapes)
+    moved = None not in shapes and moved_before(node, one, other, taken)
+    change.applied += moved
+    return moved
+
+
 def _undoes(second: ir.Node, first: ir.Node) -> bool:
     """Whether one of two nodes inserts the axes that the other one removes."""
     if {first.op_type, second.op_type} != {"Squeeze", "Unsqueeze"}:
@@ -270,6 +285,13 @@ def _undoes(second: ir.Node, first: ir.Node) -> bool:
         for node in (first, second)
     ]
     return bool(axes[0]) and axes[0] == axes[1]
+
+
+def _keeps(before: ir.Value | None, after: ir.Value, known: Known) -> bool:
+    """Whether two tensors are known to have the same shape."""
+    shapes = [None if value is None else known.get(value, value).shape for value in (before, after)]
+    lengths = [None if shape is None else [*shape] for shape in shapes]
+    return lengths[0] is not None and lengths[0] == lengths[1] and all(isinstance(each, int) for each in lengths[0])
 
 
 def _merge(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
@@ -282,7 +304,8 @@ def _merge(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool
         change.skip("read-between")
         return False
     result = node.outputs[0]
-    if _undoes(node, first) and first.inputs[0] is not None and can_replace(result, first.inputs[0]):
+    undone = _undoes(node, first) or _keeps(first.inputs[0], result, known)
+    if undone and first.inputs[0] is not None and can_replace(result, first.inputs[0]):
         others = (*node.inputs[1:], *first.inputs[1:])
         replace(result, first.inputs[0])
         remove(node)

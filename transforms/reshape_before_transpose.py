@@ -1,0 +1,95 @@
+"""Reshapes on both sides of a Transpose: the second one goes in front, where it meets the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import add_initializer, discard, graph_of, node_name, remove, sole_reader, take, take_place
+
+RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+Shape = Sequence[int | None]
+"""Lengths of axes; None for an unknown one."""
+
+
+def moved_before(node: ir.Node, before: Shape, after: Shape, taken: set[str]) -> bool:
+    """Move a reshape in front of the Transpose before it, behind which another reshape stands; return whether it moved.
+
+    Before:  y = Reshape(Transpose(Reshape(x, [10, 7, 16]), perm [0, 2, 1]), [2, 5, 16, 7])
+    After:   y = Transpose(Reshape(Reshape(x, [10, 7, 16]), [2, 5, 7, 16]), perm [0, 1, 3, 2])
+
+    Args:
+        node: The second reshape.
+        before: The shape of the Transpose's input.
+        after: The shape of the result.
+        taken: The names in the model.
+    """
+    turn = _alone_before(node)
+    first = None if turn is None or turn.op_type != "Transpose" else _alone_before(turn)
+    if turn is None or first is None or first.op_type not in RESHAPES:
+        return False
+    order = list(turn.attributes.get_ints("perm", range(len(before))[::-1]))
+    parts = split_axes([before[axis] for axis in order], after)
+    if parts is None or list(after).count(None) > 1:
+        return False
+    by_axis = dict(zip(order, parts, strict=True))
+    places = np.cumsum([0, *(len(by_axis[axis]) for axis in range(len(before)))])
+    lengths = [-1 if length is None else length for axis in range(len(before)) for length in by_axis[axis]]
+    graph = graph_of(node)
+    target = add_initializer(graph, take(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
+    moved = ir.node("Reshape", [turn.inputs[0], target], name=take(taken, f"{node_name(node)}/before"))
+    moved.outputs[0].name = take(taken, f"{node_name(node)}/reshaped")
+    perm = [int(places[axis]) + place for axis in order for place in range(len(by_axis[axis]))]
+    turned = ir.node("Transpose", moved.outputs, {"perm": perm}, name=node_name(node))
+    graph.insert_before(node, [moved])
+    others = node.inputs[1:]
+    take_place(node, turned)
+    remove(turn)
+    discard(*others)
+    return True
+
+
+def split_axes(whole: Shape, parts: Shape) -> list[list[int | None]] | None:
+    """Return for each axis of a tensor the lengths into which a reshape splits it; None if it does something else.
+
+    An axis of unknown length, or else the first one, gets the parts that the others leave. Lengths of 1 may be at
+    either side of where two axes meet.
+    """
+    unknown = [axis for axis, length in enumerate(whole) if length is None]
+    if len(unknown) > 1 or not whole:
+        return None
+    middle, left = (unknown[0] if unknown else 0), list(parts)
+    found: list[list[int | None]] = [[] for _ in whole]
+    for axis in [*range(len(whole) - 1, middle, -1), *range(middle)]:
+        behind = axis > middle
+        count = _count(left[::-1] if behind else left, whole[axis])
+        if count is None:
+            return None
+        at = len(left) - count if behind else count
+        found[axis], left = (left[at:], left[:at]) if behind else (left[:at], left[at:])
+    fits = whole[middle] is None or (None not in left and prod(map(int, filter(None, left))) == whole[middle])
+    found[middle] = left
+    return found if fits and 0 not in left else None
+
+
+def _count(lengths: Shape, whole: int | None) -> int | None:
+    """Return how many of the first lengths give an axis; None if none do."""
+    product = 1
+    for count in range(len(lengths) + 1):
+        if product == whole:
+            return count
+        length = lengths[count] if count < len(lengths) else None
+        if not length:
+            return None
+        product *= length
+    return None
+
+
+def _alone_before(node: ir.Node) -> ir.Node | None:
+    """Return the standard operator whose result a node alone reads; None if there is none."""
+    value = node.inputs[0]
+    before = None if value is None or sole_reader(value) is not node else value.producer()
+    return before if before is not None and not before.domain and before.graph is node.graph else None
