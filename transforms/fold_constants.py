@@ -53,8 +53,9 @@ def fold_constants(
 ) -> Change:
     """Replace each node with constant inputs, and each Shape of a known shape, by its value.
 
-    Before:  w = Transpose(W); n = Constant(); s = Shape(x), x of shape (1, 3, 8, 8); d = Gather(Shape(z), n), z (N, 4)
-    After:   w, n, s, d are initializers
+    Before:  w = Transpose(W); n = Constant(); s = Shape(x), x of shape (1, 3, 8, 8); d = Gather(Shape(z), n), z (N, 4);
+             e = Slice(Shape(z), [1], [2])
+    After:   w, n, s, d, e are initializers
     The file grows by at most 10 % of the constants of the model, or 4 KiB: the results that make it grow least are
         stored first. The weights of products and of recurrent operators are stored if they grow by at most 256 MiB, or
         the size of all constants.
@@ -201,8 +202,10 @@ def _is_candidate(node: ir.Node) -> bool:
 
 
 def _is_dimension(node: ir.Node) -> bool:
-    """Whether `node` selects elements of a Shape by constant indices: ``Gather(Shape(x), indices)``."""
-    if node.op_type != "Gather" or node.domain != "" or node.inputs[0] is None or constant(node.inputs[1]) is None:
+    """Whether `node` selects elements of a Shape by constants: a Gather or a Slice."""
+    if node.op_type not in ("Gather", "Slice") or node.domain != "" or node.inputs[0] is None:
+        return False
+    if len(node.inputs) < 2 or any(constant(value) is None for value in node.inputs[1:] if value is not None):
         return False
     shape = node.inputs[0].producer()
     return shape is not None and shape.op_type == "Shape" and shape.domain == ""
@@ -264,17 +267,27 @@ def _shape_result(node: ir.Node, shapes: Values) -> np.ndarray:
 
 
 def _dimension_result(node: ir.Node, shapes: Values) -> np.ndarray:
-    """Return the value of ``Gather(Shape(x), indices)``; only the selected dimensions must be integers."""
-    value, tensor = node.inputs[0], constant(node.inputs[1])
+    """Return the value of a Gather or Slice of a Shape; only the selected dimensions must be integers."""
+    value = node.inputs[0]
     shape = value.producer() if value is not None else None
-    if shape is None or tensor is None:
+    if shape is None:
         raise LeftAlone("shape-unknown")
     start, end = shape.attributes.get_int("start", 0), shape.attributes.get_int("end", None)
     dimensions = _dimensions(shape.inputs[0], shapes)[start:end]
-    indices = tensor.numpy()
-    if not all(-len(dimensions) <= i < len(dimensions) for i in indices.flat):
+    given = [None if tensor is None else tensor.numpy() for tensor in map(constant, node.inputs[1:])]
+    indices = _sliced(given, len(dimensions)) if node.op_type == "Slice" else given[0]
+    if indices is None or not all(-len(dimensions) <= i < len(dimensions) for i in indices.flat):
         raise LeftAlone("index-out-of-range")
     return _fixed([dimensions[i] for i in indices.flat]).reshape(indices.shape)
+
+
+def _sliced(given: Sequence[np.ndarray | None], count: int) -> np.ndarray | None:
+    """Return which of some elements a Slice selects, from its starts, ends, axes and steps; None if it is malformed."""
+    starts, ends, _, steps = [*given, None, None][:4]
+    if starts is None or ends is None or starts.size != 1 or ends.size != 1:
+        return None
+    step = 1 if steps is None else int(steps.item())
+    return np.arange(count)[slice(int(starts.item()), int(ends.item()), step)] if step > 0 else None
 
 
 def _evaluated(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> list[np.ndarray]:
