@@ -32,7 +32,7 @@ OPERATORS_SOURCES = tuple(
     "library attention cached_attention concat convolution gru lines lstm matmul matmul_nbits normalization pair pool "
     "quantize recurrent resize rotary softmax table".split()
 )
-KERNELS = ("cpu", "target_portable")
+KERNELS = ("cpu", "together", "target_portable")
 SMALL = ("-Os",)
 """For what only old processors and rare tensors use, and for the operators, whose work is done by the kernels."""
 AVX2 = ("-mavx2", "-mfma")
@@ -104,7 +104,7 @@ def kernels_of(machine: str) -> tuple[str, ...]:
 def _linked(target: str, sources: Sequence[str], options: Sequence[str], linked: Sequence[str]) -> bytes:
     """Compile sources and link them in this order: the linker keeps the first copy of a template."""
     compiler = [sys.executable, "-m", "ziglang", "c++", "-target", target]
-    enabled = dict.fromkeys((*OPERATORS_SOURCES, "target_portable"), SMALL) | {
+    enabled = dict.fromkeys((*OPERATORS_SOURCES, "together", "target_portable"), SMALL) | {
         name: flags for each in TARGETS.values() for name, flags in each.items()
     }
     with tempfile.TemporaryDirectory() as folder:

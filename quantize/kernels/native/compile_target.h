@@ -19,9 +19,13 @@
 
 namespace requant::REQUANT_TARGET {
 
+inline std::unique_ptr<ConvolutionKernel> dense(Convolution made) {
+  return std::make_unique<Dense<InVectors>>(std::move(made));
+}
+
 inline std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
   if (made.depthwise()) return std::make_unique<Depthwise>(std::move(made));
-  return std::make_unique<Dense<InVectors>>(std::move(made));
+  return with_few_outputs(std::move(made), kLanes, dense);
 }
 
 inline std::unique_ptr<MatrixKernel> matrix(Matrix made) { return std::make_unique<Rows<InVectors>>(std::move(made)); }

@@ -31,6 +31,35 @@ inline void write_between(const RowPair& rows, float* to) {
   write(first, second, to + i);
 }
 
+constexpr int kFewChannels = 4;
+
+// Writes what is between columns of a row with at most four channels: four values for each pixel, of which the next one takes
+// those behind its channels.
+inline void write_columns(const float* row, const Between* columns, int64_t count, int64_t channels, float ratio, float* to) {
+  for (int64_t pixel = 0; pixel < count; ++pixel, to += channels) {
+    const float *const one = row + columns[pixel].first * channels, *const other = row + columns[pixel].second * channels;
+    const float share = columns[pixel].share;
+    float made[kFewChannels];
+#pragma unroll
+    for (int i = 0; i < kFewChannels; ++i) made[i] = (one[i] * (1 - share) + other[i] * share) * ratio;
+    std::memcpy(to, made, sizeof made);
+  }
+}
+
+// Writes pixels of few channels between columns of a row that is between two others: vectors hold several pixels.
+inline void interpolate_few(const RowPair& rows, const float* row, const Between* columns, int64_t count, uint8_t* to) {
+  thread_local Scratch scratch;
+  const int64_t all = count * rows.channels;
+  float* const made = reinterpret_cast<float*>(scratch.bytes((all + kBytes) * static_cast<int64_t>(sizeof(float))));
+  write_columns(row, columns, count, rows.channels, rows.ratio, made);
+  std::fill_n(made + all, kBytes, 0.0f);
+  for (int64_t i = 0; i < all; i += kBytes) {
+    Floats value[4];
+    for (int k = 0; k < 4; ++k) value[k] = load_floats(made + i + k * kLanes);
+    store_some(to + i, ordered(rounded_bytes(value, rows.y_zero)), std::min<int64_t>(kBytes, all - i));
+  }
+}
+
 // Writes pixels between columns of two rows: first what is between the rows, then what is between its columns. Four vectors are
 // rounded together: those of four pixels, or up to four parts of a pixel that does not fit into one.
 inline void interpolate(const RowPair& rows, const Between* columns, int64_t count, uint8_t* to) {
@@ -47,6 +76,7 @@ inline void interpolate(const RowPair& rows, const Between* columns, int64_t cou
     const Floats second = load_floats(row + column.second * channels + channel);
     return times(between(first, second, column.share), fill_floats(rows.ratio));
   };
+  if (channels <= kFewChannels) return interpolate_few(rows, row, columns, count, to);
   if (channels <= kLanes) {
     for (int64_t pixel = 0; pixel < count; pixel += 4) {
 #pragma unroll

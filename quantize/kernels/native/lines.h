@@ -12,6 +12,7 @@ namespace requant::REQUANT_TARGET {
 // Computes `count` elements, fewer than a vector of bytes has, whose parameters begin at `place`.
 inline void bend_few(const BentLines& lines, const uint8_t* from, uint8_t* to, size_t count, size_t place) {
   const float least = static_cast<float>(lines.least), most = static_cast<float>(lines.most);
+#pragma clang loop vectorize(disable) unroll(disable)
   for (size_t i = 0; i < count; ++i) {
     const float x = static_cast<float>(from[i] - lines.bend);
     const float value = std::max(x, 0.0f) * lines.above[place + i] + std::min(x, 0.0f) * lines.below[place + i];

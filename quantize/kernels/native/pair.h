@@ -19,6 +19,7 @@ void combine_some(const Pair& pair, const uint8_t* a, const Scaled& scaled_b, si
   const float least = static_cast<float>(-pair.y_zero), most = static_cast<float>(255 - pair.y_zero);
   constexpr size_t kStep = kBytes;
   if (count < kStep) {
+#pragma clang loop vectorize(disable) unroll(disable)
     for (size_t i = 0; i < count; ++i) {
       const float x = static_cast<float>(a[i] - pair.zero[0]), other = scaled_b.one(i);
       const float value = Product ? x * other : x * pair.ratio[0] + other;
