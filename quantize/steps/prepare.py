@@ -36,7 +36,7 @@ from ..options.selection import Selection
 from ..placement.costs import read as read_costs
 from ..placement.facts import Facts, facts_of
 from ..placement.plan_file import operators_in, read_plan
-from ..placement.rules import choose, choose_by, widest_plan
+from ..placement.rules import choose, choose_by, native_plan, widest_plan
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
 from ..runtime.runtimes import Runtime, runtime_named
@@ -245,7 +245,9 @@ def _plan(model: ir.Model, selection: Selection, types: Mapping[str, str], reque
     plan = choose_by(facts, model)
     if policy.plan is not None:
         read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation
-    return widest_plan(facts, plan) if policy.all_int8 and facts.static else plan
+    if policy.all_int8 and facts.static:
+        return widest_plan(facts, plan)
+    return native_plan(facts, plan) if options.wants_native and facts.static else plan
 
 
 def _folded(model: ir.Model, selection: Selection, types: Mapping[str, str]) -> list[str]:
