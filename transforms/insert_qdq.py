@@ -21,7 +21,7 @@ from .int8_forms import (
     to_qattention,
 )
 from .int8_weights import Adjustment, WeightWriter, shift_behind
-from .ops import GATE, MS, OPS, WHOLE
+from .ops import FUNCTION, GATE, MS, OPS, WHOLE
 from .packed_conv import pack_pixels
 from .plan import Domain, Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, quantize
@@ -108,7 +108,8 @@ def insert_qdq(
     nodes = nodes_by_name(model)
     _shift_behind_products(nodes, weights.adjusted)
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
-    lookups = [node for unit in integer for node in map(nodes.__getitem__, unit.nodes) if node.op_type == "HardSigmoid"]
+    alone = [node for unit in integer if unit.op != FUNCTION for node in map(nodes.__getitem__, unit.nodes)]
+    lookups = [node for node in alone if node.op_type == "HardSigmoid"]
     qparams = {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}
     applied = _rewrite_without_pairs(plan, nodes, weights)
     for unit in integer:

@@ -247,7 +247,12 @@ NATIVE = {"Quantize", "Convolution", "Add", "Table", "Lines", "DequantizeLinear"
 @needs_library
 @pytest.mark.parametrize(
     "nodes",
-    ["b = Mish(a)", "b = PRelu(a, slope)", "n = BatchNormalization(a, gamma, beta, mean, variance) b = Relu(n)"],
+    [
+        "b = Mish(a)",
+        "s = HardSigmoid(a) b = Add(s, a)",
+        "b = PRelu(a, slope)",
+        "n = BatchNormalization(a, gamma, beta, mean, variance) b = Relu(n)",
+    ],
 )
 def test_functions_between_convolutions_of_a_model_are_native(nodes: str, tmp_path: Path) -> None:
     """What comes before a norm of batches is a sum, into which it cannot be folded."""
