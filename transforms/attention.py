@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import onnx_ir as ir
@@ -255,10 +255,8 @@ def _scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
 def _standard(node: ir.Node) -> FoundAttention | str:
     """Return what an Attention of opset 23 or newer computes, or what it has that attention as a unit has not."""
     q, k, v, mask, past_key, past_value, *others = padded(node, 6)
-    past, heads = (
-        _past(past_key, past_value),
-        (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0)),
-    )
+    heads = (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0))
+    past = _past(past_key, past_value)
     scale = node.attributes.get_float("scale", None)
     lacks = {
         HALF: past is None,
@@ -300,8 +298,9 @@ def _multi_head(node: ir.Node) -> FoundAttention | str:
         return next(name for name, asked in lacks.items() if asked)
     hidden = None if padding is None else node.attributes.get_float("mask_filter_value", PADDING)
     orders, mask = (HEADS_FIRST,) * 4, added if padding is None else padding
-    found = FoundAttention(q, k, v, mask, scale, orders, (node,), (heads, heads), causal, hidden=hidden, bias=bias)
-    return replace(found, past=past or ())
+    return FoundAttention(
+        q, k, v, mask, scale, orders, (node,), (heads, heads), causal, hidden=hidden, bias=bias, past=past or ()
+    )
 
 
 def _past(keys: ir.Value | None, values: ir.Value | None) -> tuple[ir.Value, ...] | None:

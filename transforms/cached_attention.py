@@ -22,7 +22,7 @@ INTEGERS = frozenset({"lengths", "total"})
 """Those that are no floats."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class CachedAttention:
     """An operator that is attention over the rows of a cache and new rows.
 
@@ -52,10 +52,10 @@ class CachedAttention:
     mask: ir.Value | None
     past_key: ir.Value | None
     past_value: ir.Value | None
-    lengths: ir.Value | None
-    total: ir.Value | None
-    cos: ir.Value | None
-    sin: ir.Value | None
+    lengths: ir.Value | None = None
+    total: ir.Value | None = None
+    cos: ir.Value | None = None
+    sin: ir.Value | None = None
     heads: int
     shared: int
     scale: float
@@ -115,10 +115,6 @@ def cached(found: FoundAttention, heads: tuple[int, int]) -> CachedAttention:
         mask=found.mask,
         past_key=past_key,
         past_value=past_value,
-        lengths=None,
-        total=None,
-        cos=None,
-        sin=None,
         heads=heads[0],
         shared=heads[1],
         scale=found.scale or 0,

@@ -14,6 +14,7 @@ from .inference import inferred
 from .int8_forms import (
     gate_params,
     lay_bare,
+    lookups_of,
     store_weights,
     to_dynamic,
     to_lookup,
@@ -21,7 +22,7 @@ from .int8_forms import (
     to_qattention,
 )
 from .int8_weights import Adjustment, WeightWriter, shift_behind
-from .ops import FUNCTION, GATE, MS, OPS, WHOLE
+from .ops import GATE, MS, OPS, WHOLE
 from .packed_conv import pack_pixels
 from .plan import Domain, Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, quantize
@@ -108,8 +109,7 @@ def insert_qdq(
     nodes = nodes_by_name(model)
     _shift_behind_products(nodes, weights.adjusted)
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
-    alone = [node for unit in integer if unit.op != FUNCTION for node in map(nodes.__getitem__, unit.nodes)]
-    lookups = [node for node in alone if node.op_type == "HardSigmoid"]
+    lookups = lookups_of(plan, nodes)
     qparams = {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}
     applied = _rewrite_without_pairs(plan, nodes, weights)
     for unit in integer:

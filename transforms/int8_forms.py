@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -9,8 +11,8 @@ from .graph import discard, graph_of, remove, remove_if_unread, take_place
 from .gru_form import to_scan
 from .int8_recurrent import to_int8_recurrent
 from .int8_weights import WeightWriter
-from .ops import MS, OPS
-from .plan import Unit
+from .ops import FUNCTION, MS, OPS
+from .plan import Plan, Unit
 from .qlinear import equal_parameters
 from .qparams import QParams, quantize, symmetric_s8
 from .reasons import GATE_RANGE, NONE, Reason
@@ -188,6 +190,17 @@ def _gate_grid(node: ir.Node) -> tuple[float, int]:
     height = node.attributes.get_float("beta", 0.5)
     zero = int(LEVELS * height)
     return height / zero, zero
+
+
+def lookups_of(plan: Plan, nodes: Mapping[str, ir.Node]) -> list[ir.Node]:
+    """Return the HardSigmoids that a plan has as lookups. In a `FUNCTION` the result of one is not rounded.
+
+    Args:
+        plan: The plan.
+        nodes: The nodes of the model by name.
+    """
+    units = (unit for unit in plan.units if plan.impl(unit).reads_u8 and unit.op != FUNCTION)
+    return [nodes[name] for unit in units for name in unit.nodes if nodes[name].op_type == "HardSigmoid"]
 
 
 def to_lookup(node: ir.Node, writer: Writer) -> None:

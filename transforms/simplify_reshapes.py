@@ -287,7 +287,7 @@ def _undoes(second: ir.Node, first: ir.Node) -> bool:
     return bool(axes[0]) and axes[0] == axes[1]
 
 
-def _keeps(before: ir.Value | None, after: ir.Value, known: Known) -> bool:
+def _have_same_shape(before: ir.Value | None, after: ir.Value, known: Known) -> bool:
     """Whether two tensors are known to have the same shape."""
     shapes = [None if value is None else known.get(value, value).shape for value in (before, after)]
     lengths = [None if shape is None else [*shape] for shape in shapes]
@@ -304,7 +304,7 @@ def _merge(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool
         change.skip("read-between")
         return False
     result = node.outputs[0]
-    undone = _undoes(node, first) or _keeps(first.inputs[0], result, known)
+    undone = _undoes(node, first) or _have_same_shape(first.inputs[0], result, known)
     if undone and first.inputs[0] is not None and can_replace(result, first.inputs[0]):
         others = (*node.inputs[1:], *first.inputs[1:])
         replace(result, first.inputs[0])

@@ -53,10 +53,12 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
     calls, inputs = dict[ir.Value, Call](), PlainInputs(model, dict(shapes), names(model))
     # all inputs first: they need the names that are in use, and joined products add some
     for name, found in _plain(model, units, inputs):
-        call = _call(name, found, inputs.shapes)
         if found.past:
-            call = cached_call(name, cached(found, _counts(found, inputs.shapes)), found.nodes)
-        elif heads := _side_by_side(model, found, inputs.shapes, join=join):
+            behind = cached(found, _counts(found, inputs.shapes))
+            calls[found.nodes[-1].outputs[0]] = cached_call(name, behind, found.nodes)
+            continue
+        call = _call(name, found, inputs.shapes)
+        if heads := _side_by_side(model, found, inputs.shapes, join=join):
             call = _of_heads(call, found, _of_one_product(found, heads, model, products) if join else heads)
         elif any(found.heads):  # the operator would take them for one head
             continue

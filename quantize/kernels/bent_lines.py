@@ -47,8 +47,8 @@ class BentLines:
 def bent_lines_of(model: ir.Model, chain: Chain) -> BentLines | None:
     """Return the lines that are exactly the table of a function of each channel; None if there are none.
 
-    The lines meet at the zero point, where a PRelu does. The slopes are those of the function in float; the level is in
-    the middle of what gives the table.
+    The lines meet at the zero point, where the slope of a PRelu changes. The slopes are those of the function in float.
+    The level is the middle of all levels that give the table.
     """
     zero = constant(chain.nodes[0].inputs[2])
     assert zero is not None  # the root is uint8
@@ -56,14 +56,14 @@ def bent_lines_of(model: ir.Model, chain: Chain) -> BentLines | None:
     steps = steps_of(model, chain, spread(np.arange(ALL + 1), chain)).reshape(ALL + 1, chain.channels).T
     least, most = int(table.min()), int(table.max())
     slopes = np.stack([_slope(steps[:, : bend + 1]), _slope(steps[:, bend:])])
-    lines, open_ = np.full((3, chain.channels), np.nan), np.arange(chain.channels)
+    lines, waiting = np.full((3, chain.channels), np.nan), np.arange(chain.channels)
     for below, above in product(NUDGES, NUDGES):
-        tried = (slopes[:, open_] * [[below], [above]]).astype(np.float32)
-        level, fits = _levels(tried, table[open_], bend, (least, most))
-        lines[:, open_[fits]] = np.vstack([tried, level])[:, fits]
-        open_ = open_[~fits]
+        tried = (slopes[:, waiting] * [[below], [above]]).astype(np.float32)
+        level, fits = _levels(tried, table[waiting], bend, (least, most))
+        lines[:, waiting[fits]] = np.vstack([tried, level])[:, fits]
+        waiting = waiting[~fits]
     found = BentLines(lines.astype(np.float32), bend, least, most)
-    return found if not open_.size and (found() == table).all() else None
+    return found if not waiting.size and (found() == table).all() else None
 
 
 def _levels(slopes: Array, table: Array, bend: int, bounds: tuple[int, int]) -> tuple[Array, Array]:
@@ -73,7 +73,7 @@ def _levels(slopes: Array, table: Array, bend: int, bounds: tuple[int, int]) -> 
         slopes: Those below and above the bend, (2, C).
         table: The results, (C, 256).
         bend: Where the lines meet.
-        bounds: The least and the greatest result of all channels: there a line may be anywhere beyond.
+        bounds: The least and the greatest result of all channels. Where the table has one, a line may be beyond it.
     """
     away, wanted = _away(slopes, bend), table.astype(np.float64)
     low = np.where(table > bounds[0], wanted - 1 / 2 - away, -FARTHEST).max(axis=1)

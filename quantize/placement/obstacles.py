@@ -41,7 +41,9 @@ RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 PAIRS = frozenset({"Add", "Mul"})
 TABLES = frozenset(op for op, row in OPS.items() if row.native_u8 == TABLE)
+"""The functions of one element that only native operators compute in integers."""
 FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid", *TABLES}) - CHANNELWISE
+"""The functions that a native convolution may absorb: the same one for all channels."""
 NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", "Resize", INTERPOLATION, *TABLES, *FUNCTIONS})
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()

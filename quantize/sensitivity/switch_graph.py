@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import add_initializer, constant, graph_of, names, nodes_by_name, remove, take
-from ...transforms.int8_forms import gate_params
-from ...transforms.ops import FUNCTION, GATE
+from ...transforms.int8_forms import gate_params, lookups_of
+from ...transforms.ops import GATE
 from ...transforms.plan import Impl, Plan
 from ...transforms.qparams import TINY, BlockForm, QParams, asymmetric_u8
 from ...transforms.units import activations
@@ -380,6 +380,4 @@ def _choose_constants(node: ir.Node, arrays: Mapping[int, Array], wire: ir.Value
 
 def with_lookups(plan: Plan, nodes: Mapping[str, ir.Node], qparams: Mapping[str, QParams]) -> dict[str, QParams]:
     """Return parameters with the scale of the lookup for the result of each HardSigmoid."""
-    units = (unit for unit in plan.units if plan.impl(unit).reads_u8 and unit.op != FUNCTION)
-    integer = (nodes[name] for unit in units for name in unit.nodes)
-    return {**qparams, **{str(n.outputs[0].name): gate_params(n) for n in integer if n.op_type == "HardSigmoid"}}
+    return {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups_of(plan, nodes)}}

@@ -245,7 +245,8 @@ struct Classes {
 
 using MakeConvolution = std::unique_ptr<ConvolutionKernel> (*)(Convolution);
 
-// Makes a convolution; if it has one pixel and fewer outputs than a vector has lanes, some pixels may count as one.
+// Makes a convolution. If its kernel is one pixel and it has fewer outputs than a vector has lanes, some neighbouring pixels may
+// count as one.
 std::unique_ptr<ConvolutionKernel> with_few_outputs(Convolution made, int64_t lanes, MakeConvolution make);
 
 // Lines by element, with a bend: y = clip(rint(below * min(x - bend, 0) + above * max(x - bend, 0) + level), least, most). They
