@@ -29,6 +29,7 @@ from .qparams import Array, QParams, Scheme, quantize
 from .runtime_workarounds import (
     keep_floats,
     move_relu_behind_max_pool,
+    move_signed_pairs,
     pad_every_axis,
     replace_relu_by_max,
     to_integer_product,
@@ -96,6 +97,8 @@ def insert_qdq(
     scheme = scheme or Scheme()
     if plan.quantized:
         pad_every_axis(model)
+    if not plan.portable:
+        move_signed_pairs(model)
     weights = WeightWriter(
         Writer.of(model, scheme),
         scheme.weight_params,

@@ -12,10 +12,14 @@ from .inference import inferred
 from .int8_forms import integer_source
 from .ops import MS, OPS, RELUS
 from .plan import Impl, Plan
-from .writer import Writer
+from .writer import FIRST_WITH_TYPE, Writer
 
 # Operators that the runtime replaces by integer ones between DequantizeLinear and QuantizeLinear
 FUSED = frozenset({"Softmax", *(name for name, row in OPS.items() if row.kind == "arith" and name != "HardSigmoid")})
+CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
+ZERO = 2  # the input that is the zero point
+SPELLED_BY_ZERO = ("output_dtype", "saturate")
+"""Attributes of a QuantizeLinear that say nothing where it has a zero point of int8."""
 
 
 def keep_floats(plan: Plan, nodes: Mapping[str, ir.Node], writer: Writer) -> None:
@@ -142,6 +146,33 @@ def to_integer_product(node: ir.Node) -> None:
     take_place(node, ir.node("MatMulIntegerToFloat", inputs, domain=MS, name=node.name))
     for dq in pairs:
         remove_if_unread(dq)
+
+
+def move_signed_pairs(model: ir.Model) -> int:
+    """Give signed activations that are quantized already the operators of com.microsoft, in place; return how many.
+
+    Before:  DequantizeLinear(QuantizeLinear(x, s, int8 z), s, int8 z)
+    After:   com.microsoft.DequantizeLinear(com.microsoft.QuantizeLinear(x, s, z), s, z)
+    ONNX Runtime 1.31 and 1.32 cannot load a model of opset 21 or later with a standard pair before a Transpose: they
+    move the pair, set output_dtype, and then fail to make it unsigned. `Writer.of` avoids this for new pairs.
+    Left alone: constants; scales in blocks; other attributes than an axis.
+    """
+    if model.opset_imports.get("", 0) < FIRST_WITH_TYPE:
+        return 0
+    nodes = [node for graph in model.graphs() for node in graph if _is_signed_conversion(node)]
+    for node in nodes:
+        node.domain = MS
+        for name in SPELLED_BY_ZERO:
+            node.attributes.pop(name, None)
+    return len(nodes)
+
+
+def _is_signed_conversion(node: ir.Node) -> bool:
+    """Return whether a node is a standard conversion between a computed float tensor and int8."""
+    if node.domain or node.op_type not in CONVERSIONS or constant(node.inputs[0]) is not None:
+        return False
+    zero = constant(node.inputs[2]) if len(node.inputs) > ZERO else None
+    return zero is not None and zero.dtype is ir.DataType.INT8 and node.attributes.keys() <= {"axis", *SPELLED_BY_ZERO}
 
 
 def pad_every_axis(model: ir.Model) -> int:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.transforms.runtime_workarounds import pad_every_axis
+from requant.transforms.runtime_workarounds import move_signed_pairs, pad_every_axis
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'
 CONSTANT = "int64[2] pads = {1, 2}, int64[1] axes = {-2}"
@@ -36,3 +36,19 @@ def test_pads_are_spelled_out_for_every_axis(case: str, count: int) -> None:
     after = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, x)
     assert np.array_equal(before, after)
     assert all(len(node.inputs) < 4 for node in model.graph if node.op_type == "Pad") == (case != "computed-axes")
+
+
+@pytest.mark.parametrize(
+    ("opset", "zero", "count"), [(21, "int8 z = {0}", 2), (20, "int8 z = {0}", 0), (21, "uint8 z = {128}", 0)]
+)
+def test_a_signed_pair_before_a_transpose_loads(opset: int, zero: str, count: int) -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>
+        g (float[3,4] x) => (float[4,3] y) <float s = {{0.25}}, {zero}> {{
+            r = Relu(x) q = QuantizeLinear(r, s, z) d = DequantizeLinear(q, s, z) t = Transpose <perm = [1, 0]>(d) y = Neg(t)
+        }}"""
+    model = ir.from_onnx_text(text)
+    assert move_signed_pairs(model) == count
+    assert move_signed_pairs(model) == 0
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (y,) = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, {"x": x})
+    assert np.array_equal(y, -x.T)
