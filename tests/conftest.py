@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant.calibration import session as sessions
 from requant.quantize import Latency
-from requant.quantize.runtime import progress
+from requant.quantize.runtime import clock, progress
 from requant.quantize.runtime.isa import detect, resolve
 
 Feeds = Sequence[Mapping[str, NDArray[Any]]]
@@ -84,6 +84,18 @@ def _no_stages() -> Iterator[None]:
         patch.setattr(progress, "GRACE", math.inf)
         patch.setattr(progress, "LONG", math.inf)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_measurements() -> Iterator[None]:
+    """Time models for a few rounds and only once: beside other tests, more rounds would not make a ratio sure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "MOST_ROUNDS", FEW)
+        patch.setattr(clock, "AGAIN", 0)
+        yield
+
+
+FEW = 15
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""Put softmaxes over few classes into functions, which the native operator ``Softmax`` computes."""
+"""Put softmaxes over few classes into functions, which native operators compute."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from math import prod
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape
-from .calls import Call
+from ...transforms.existing import is_linear
+from ...transforms.graph import Shape, constant, sole_reader
+from .calls import Call, X
+from .chains import is_uint8
 from .wrap import put_calls
 
 MOST_CLASSES = 16
@@ -25,7 +27,8 @@ def wrap_softmaxes(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
     Before:  y = Softmax(x)
     After:   y = ai.requant.Softmax(x), whose body is what was there
         Both compute in float. The runtime computes one row after the other, and transposes a tensor for an axis that is
-        not the last one.
+        not the last one. With x = DequantizeLinear(q, s, z) of a uint8 q, which nothing else reads, it is
+        y = ai.requant.DequantizeSoftmax(q, s, z).
     Left alone: the last axis with more than 16 values, or of a length that is not known; another axis with fewer than
         16 values behind it, or in a model of an opset before 13; other types than float32; bodies of control flow.
 
@@ -60,5 +63,16 @@ def _call(node: ir.Node, shapes: Mapping[str, Shape], *, alone: bool) -> Call | 
     beside = [length for length in behind if isinstance(length, int)]
     if behind and (not alone or (len(beside) == len(behind) and prod(beside) < FEWEST_BESIDE)):
         return None
-    attributes = {"axis": ir.AttrInt64("axis", axis)}
-    return Call("Softmax", str(node.name), ("x",), [x], [node], attributes, dtype=ir.DataType.FLOAT)
+    attributes, name = {"axis": ir.AttrInt64("axis", axis)}, str(node.name)
+    dq = x.producer()
+    if dq is None or not _only_for(dq, node):
+        return Call("Softmax", name, ("x",), [x], [node], attributes, dtype=ir.DataType.FLOAT)
+    return Call("DequantizeSoftmax", name, X, dq.inputs, [dq, node], attributes, made=ir.DataType.FLOAT)
+
+
+def _only_for(dq: ir.Node, node: ir.Node) -> bool:
+    """Whether a node dequantizes a uint8 tensor by one scale for another node alone."""
+    if not is_linear(dq, "DequantizeLinear") or len(dq.inputs) != len(X) or sole_reader(dq.outputs[0]) is not node:
+        return False
+    data, scale = dq.inputs[0], constant(dq.inputs[1])
+    return data is not None and constant(data) is None and is_uint8(dq, 2) and scale is not None and scale.size == 1

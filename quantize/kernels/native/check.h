@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <random>
 
 #include "aligned.h"
@@ -13,7 +12,7 @@ namespace requant {
 using Guarded = Aligned<uint8_t>;
 using Random = std::mt19937_64;
 
-inline const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
+inline constexpr auto serial = [](size_t count, const Work& work) {
   for (size_t i = 0; i < count; ++i) work(i);
 };
 

@@ -283,16 +283,23 @@ bool lstm_steps_are_right(const Target& target, Random& random) {
   return right;
 }
 
-// Returns whether an instruction set computes the softmax of items that are rows, or that lie side by side.
+// Returns whether an instruction set computes the softmax of items that are rows, or that lie side by side; of floats, or of
+// bytes times a scale.
 bool softmaxes_are_right(const Target& target, Random& random) {
-  const bool rows = draw(random, 0, 1) == 0;
-  const int64_t classes = draw(random, 1, draw(random, 0, 1) ? 5 : 200), count = draw(random, 1, draw(random, 0, 1) ? 20 : 700);
+  const bool rows = draw(random, 0, 1) == 0, of_bytes = draw(random, 0, 1) == 0;
+  const float scale = 0.37f;
+  const int64_t classes = draw(random, 1, draw(random, 0, 1) ? 16 : 200), count = draw(random, 1, draw(random, 0, 1) ? 20 : 700);
   const Classes size{classes, rows ? 1 : count + draw(random, 1, 3), count};
   const int64_t apart = rows ? classes : 1, all = 1 + (classes - 1) * size.step + (count - 1) * apart;
-  Guarded tensors[] = {Guarded(4 * all), Guarded(4 * all)};
+  Guarded tensors[] = {Guarded(4 * all), Guarded(4 * all), Guarded(all)};
   float *const x = reinterpret_cast<float*>(tensors[0].data()), *const found = reinterpret_cast<float*>(tensors[1].data());
-  for (int64_t i = 0; i < all; ++i) x[i] = static_cast<float>(static_cast<double>(random() >> 11) * 0x1p-47 - 32);
-  target.softmax(size, x, found);
+  uint8_t* const bytes = tensors[2].data();
+  for (int64_t i = 0; i < all; ++i) {
+    bytes[i] = static_cast<uint8_t>(random());
+    const double drawn = static_cast<double>(random() >> 11) * 0x1p-47 - 32;
+    x[i] = of_bytes ? scale * static_cast<float>(bytes[i]) : static_cast<float>(drawn);
+  }
+  of_bytes ? target.softmax_of_bytes(size, bytes, scale, found) : target.softmax(size, x, found);
   bool right = true;
   for (int64_t i = 0; i < count; ++i) {
     const auto value = [&](int64_t c) { return static_cast<double>(x[i * apart + c * size.step]); };

@@ -126,7 +126,7 @@ class ConvolutionOperator {
     require(!has_residual_ || residual.shape == shape, "the residual must have the shape of the result");
     uint8_t* y = run.output(shape);
     if (extent.batch == 0) return;
-    kernel_->run(x.as<uint8_t>(), residual.as<uint8_t>(), y, extent, [&](size_t count, const std::function<void(size_t)>& work) {
+    kernel_->run(x.as<uint8_t>(), residual.as<uint8_t>(), y, extent, [&](size_t count, const Work& work) {
       run.parallel(count, work);
     });
   }

@@ -51,7 +51,7 @@ class MatrixRun {
  private:
   void multiply(const ort::Run& run, const float* x, const float* residual, float* y, int64_t rows) const {
     if (rows == 0) return;
-    kernel_->run(x, residual, y, rows, [&](size_t count, const std::function<void(size_t)>& work) {
+    kernel_->run(x, residual, y, rows, [&](size_t count, const Work& work) {
       run.parallel(count, work);
     });
   }

@@ -25,6 +25,7 @@ std::vector<ort::CustomOp*> rotary_operators();
 std::vector<ort::CustomOp*> quantize_operators();
 std::vector<ort::CustomOp*> resize_operators();
 std::vector<ort::CustomOp*> softmax_operators();
+std::vector<ort::CustomOp*> dequantize_softmax_operators();
 std::vector<ort::CustomOp*> lines_operators();
 std::vector<ort::CustomOp*> gru_operators();
 std::vector<ort::CustomOp*> lstm_operators();

@@ -32,7 +32,7 @@ float* Cell::floats_of(Scratch& scratch, int64_t count) {
 }
 
 void Cell::multiply(const MatrixKernel& matrix, const float* x, float* y, int64_t rows) {
-  static const Parallel serial = [](size_t count, const std::function<void(size_t)>& work) {
+  constexpr auto serial = [](size_t count, const Work& work) {
     for (size_t index = 0; index < count; ++index) work(index);
   };
   matrix.run(x, nullptr, y, rows, serial);
@@ -113,7 +113,7 @@ void Recurrent::run(const ort::Run& run) const {
                .items = items,
                .y_step = directions * states,
                .lengths = ends},
-              [&](size_t count, const std::function<void(size_t)>& work) { run.parallel(count, work); });
+              [&](size_t count, const Work& work) { run.parallel(count, work); });
 }
 
 // Multiplies the input for many steps at once, the state at each step.

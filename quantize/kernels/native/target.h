@@ -5,9 +5,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
+
+#include "function_ref.h"
 
 // For functions with arrays of vectors, which stay in registers only within one function.
 #define REQUANT_INLINE inline __attribute__((always_inline))
@@ -84,8 +85,9 @@ struct Extent {
 
 inline int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }  // rounded up
 
-// Calls a function for each index below a count, on several threads.
-using Parallel = std::function<void(size_t count, const std::function<void(size_t)>& work)>;
+// What is done for each index below a count, and a function that does so on several threads.
+using Work = FunctionRef<void(size_t index)>;
+using Parallel = FunctionRef<void(size_t count, const Work& work)>;
 
 class ConvolutionKernel {
  public:
@@ -285,6 +287,8 @@ struct Target {
   void (*interpolate)(const RowPair& rows, const Between* columns, int64_t count, uint8_t* to);
   // y = the softmax of each item; it is exact to 1e-6. An item is NaN if a value is NaN or infinity, or if all are -infinity.
   void (*softmax)(const Classes& size, const float* x, float* y);
+  // The same of scale * x.
+  void (*softmax_of_bytes)(const Classes& size, const uint8_t* x, float scale, float* y);
   // Computes lines of some elements, from the first of a period on.
   void (*bend_lines)(const BentLines& lines, const uint8_t* from, uint8_t* to, size_t count);
 };

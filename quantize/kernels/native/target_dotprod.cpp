@@ -2,6 +2,7 @@
 #include "vector_neon.h"
 #include "bytes_copied.h"
 #include "floats_copied.h"
+#include "lanes_swapped.h"
 #include "rows_lanes.h"
 
 #include "compile_target.h"
@@ -14,6 +15,6 @@ const Target target_dotprod = {
     "dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::matrix, dotprod::block_matrix, dotprod::attend_head,
     dotprod::normalize, dotprod::reset_state, dotprod::next_state, dotprod::next_cell, dotprod::look_up,
     dotprod::combine, dotprod::mean_pixels, dotprod::max_pixels, dotprod::quantize_pixels, dotprod::interpolate,
-    dotprod::softmax, dotprod::bend_lines};
+    dotprod::softmax, dotprod::softmax_of_bytes, dotprod::bend_lines};
 
 }  // namespace requant

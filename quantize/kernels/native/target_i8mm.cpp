@@ -2,6 +2,7 @@
 #include "vector_neon.h"
 #include "bytes_copied.h"
 #include "floats_copied.h"
+#include "lanes_swapped.h"
 #include "rows_lanes.h"
 
 #include "compile_target.h"
@@ -16,6 +17,7 @@ const Target target_i8mm = {
     "i8mm", cpu::has_i8mm, i8mm::convolution, i8mm::matrix, i8mm::block_matrix, i8mm::attend_head,
     target_dotprod.normalize, target_dotprod.reset_state, target_dotprod.next_state, target_dotprod.next_cell,
     target_dotprod.lookup, target_dotprod.combine, target_dotprod.mean_pixels, target_dotprod.max_pixels,
-    target_dotprod.quantize_pixels, target_dotprod.interpolate, target_dotprod.softmax, target_dotprod.bend_lines};
+    target_dotprod.quantize_pixels, target_dotprod.interpolate, target_dotprod.softmax, target_dotprod.softmax_of_bytes,
+    target_dotprod.bend_lines};
 
 }  // namespace requant

@@ -138,6 +138,14 @@ inline Floats larger(Floats a, Floats b) {
   return a;
 }
 
+// Returns the numbers of a vector, each in the place of the one whose index differs by the bit `Distance`.
+template <int Distance>
+Floats swapped(Floats x) {
+  Floats made;
+  for (int i = 0; i < kLanes; ++i) made.at[i] = x.at[i ^ Distance];
+  return made;
+}
+
 inline void store_ints(int32_t* to, Ints value) { std::memcpy(to, value.at, sizeof value.at); }
 inline void store_floats(float* to, Floats value) { std::memcpy(to, value.at, sizeof value.at); }
 

@@ -180,6 +180,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "Resize",
         "Softmax",
         "Lines",
+        "DequantizeSoftmax",
     ]
     assert found["isa"] == found["available"][0]
     assert found["available"][-1] == "portable"

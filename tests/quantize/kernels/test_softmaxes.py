@@ -37,6 +37,15 @@ def softmax(x: Array, axis: int, threads: int = 1) -> Array:
     return np.asarray(load(proto, threads).run(None, {"x": x})[0])
 
 
+def dequantize_softmax(x: Array, scale: float, axis: int, threads: int = 1) -> Array:
+    """Return what the native operator computes of scale * (x - 9)."""
+    constants = f"<float s = {{{scale}}}, uint8 z = {{9}}>"
+    head = f'<ir_version: 8, opset_import: ["" : 17, "{NATIVE_DOMAIN}" : 1]>'
+    call = f"y = {NATIVE_DOMAIN}.DequantizeSoftmax<axis = {axis}>(x, s, z)"
+    proto = onnx.parser.parse_model(f"{head} g (uint8 x) => (float y) {constants} {{ {call} }}")
+    return np.asarray(load(proto, threads).run(None, {"x": x})[0])
+
+
 def defined(x: Array, axis: int) -> Array:
     """Return the definition in float64."""
     away = x.astype(np.float64) - x.max(axis, keepdims=True)
@@ -59,21 +68,35 @@ def test_the_operator_computes_its_definition(
     x = (spread * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
     axis = place % len(shape) - (len(shape) if seed % 2 else 0)
     found, exact = softmax(x, axis, threads), defined(x, axis)
-    # each exponential is off by 2e-7 of it and half of the last bit of x - greatest; their sum by a bit for each class
-    off = exact * (1e-6 + 2.0**-24 * (shape[axis] + np.abs(x).max() * 2)) + 2.0**-126
-    assert (np.abs(found - exact) <= off).all()
+    assert (np.abs(found - exact) <= allowed(x, exact, axis)).all()
+    integers = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    scale = np.float32(spread / 50)
+    steps = integers.astype(np.float32) * scale
+    found, exact = dequantize_softmax(integers, float(scale), axis, threads), defined(steps, axis)
+    assert (np.abs(found - exact) <= allowed(steps, exact, axis)).all()
+
+
+def allowed(x: Array, exact: Array, axis: int) -> Array:
+    """Return by how much results may be off.
+
+    Each exponential is off by 2e-7 of it and half of the last bit of x - greatest; their sum by a bit for each class.
+    """
+    found: Array = exact * (1e-6 + 2.0**-24 * (x.shape[axis] + np.abs(x).max() * 2)) + 2.0**-126
+    return found
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_numbers_that_are_not_finite(isa: str, axis: int) -> None:
-    x = np.zeros((5, 3), np.float32)
-    x[:, 2] = [np.nan, np.inf, -np.inf, -200, -np.inf]
+@pytest.mark.parametrize("classes", [2, 3, 4, 8, 16])
+def test_numbers_that_are_not_finite(isa: str, axis: int, classes: int) -> None:
+    x = np.zeros((5, classes), np.float32)
+    x[:, -1] = [np.nan, np.inf, -np.inf, -200, -np.inf]
     x[4] = -np.inf
     x = x if axis == 1 else x.T.copy()
     found = softmax(x, axis)
     found = found if axis == 1 else found.T
     assert np.isnan(found[[0, 1, 4]]).all()
-    np.testing.assert_array_equal(found[[2, 3]], [[0.5, 0.5, 0]] * 2)
+    others = classes - 1
+    np.testing.assert_allclose(found[[2, 3]], [[1 / others] * others + [0]] * 2, rtol=2.0**-22, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)])
@@ -111,6 +134,40 @@ def test_a_softmax_becomes_a_function_whose_body_is_what_was_there(
     (without,) = ort.InferenceSession(written.SerializeToString()).run(None, {"x": x})
     np.testing.assert_array_equal(without, before)
     np.testing.assert_allclose(load(written).run(None, {"x": x})[0], before, rtol=2e-6)
+
+
+CONVERSION = "<float s = {0.1}, uint8 z = {7}, float[1] s1 = {0.1}, uint8[1] z1 = {7}, int8 i = {7}>"
+DEQUANTIZED = {
+    "alone": ("x8 = QuantizeLinear(x, s, z) d = DequantizeLinear(x8, s, z) y = Softmax(d)", "DequantizeSoftmax"),
+    "one value": (
+        "x8 = QuantizeLinear(x, s1, z1) d = DequantizeLinear(x8, s1, z1) y = Softmax(d)",
+        "DequantizeSoftmax",
+    ),
+    "other axis": (
+        "x8 = QuantizeLinear(x, s, z) d = DequantizeLinear(x8, s, z) y = Softmax<axis = 1>(d)",
+        "DequantizeSoftmax",
+    ),
+    "two readers": ("x8 = QuantizeLinear(x, s, z) d = DequantizeLinear(x8, s, z) y = Softmax(d) n = Neg(d)", "Softmax"),
+    "signed": ("x8 = QuantizeLinear(x, s, i) d = DequantizeLinear(x8, s, i) y = Softmax(d)", "Softmax"),
+    "no zero point": ("x8 = QuantizeLinear(x, s) d = DequantizeLinear(x8, s) y = Softmax(d)", "Softmax"),
+}
+
+
+@pytest.mark.parametrize(("nodes", "operator"), DEQUANTIZED.values(), ids=DEQUANTIZED)
+def test_a_softmax_reads_integers_that_are_dequantized_for_it_alone(nodes: str, operator: str) -> None:
+    head = f'<ir_version: 8, opset_import: ["" : 17, "{NATIVE_DOMAIN}" : 1]>'
+    outputs = "float[2,32,16] y, float[2,32,16] n" if "Neg" in nodes else "float[2,32,16] y"
+    proto = onnx.parser.parse_model(f"{head} g (float[2,32,16] x) => ({outputs}) {CONVERSION} {{ {nodes} }}")
+    made = ir.from_proto(proto)
+    assert wrap_softmaxes(made, {"y": (2, 32, 16)}) == 1
+    written = ir.to_proto(made)
+    onnx.checker.check_model(written, full_check=True)
+    assert [node.op_type for node in written.graph.node if node.domain == NATIVE_DOMAIN] == [operator]
+    x = {"x": np.random.default_rng(0).normal(0, 9, (2, 32, 16)).astype("f4")}
+    (before, *_) = ort.InferenceSession(proto.SerializeToString()).run(None, x)
+    (without, *_) = ort.InferenceSession(written.SerializeToString()).run(None, x)
+    np.testing.assert_array_equal(without, before)
+    np.testing.assert_allclose(load(written).run(None, x)[0], before, rtol=5e-6)  # half of the last bit of 25.5 - 0.7
 
 
 LEFT: Mapping[str, tuple[onnx.ModelProto, Mapping[str, Sequence[int | None]]]] = {

@@ -155,7 +155,8 @@ def test_the_uncertainty_has_a_limit_and_zero_is_no_error() -> None:
     assert uncertainty([times(0.0, 0.0), times(0.0, 0.0)]) == 0
 
 
-def test_what_is_unsure_is_timed_again_until_it_is_sure(machine: Machine) -> None:
+def test_what_is_unsure_is_timed_again_until_it_is_sure(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "AGAIN", AGAIN)
     race([machine.run("f", [2]), machine.run("q", [1])], seconds=0.0, threads=1)
     once = len(machine.calls)
     machine.calls = ""
