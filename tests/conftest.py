@@ -27,7 +27,7 @@ Range = tuple[float, float]
 
 # The first draw of a text in a new environment builds a table of all characters, which takes more than a second.
 settings.register_profile("all", suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("all"), max_examples=25)
+settings.register_profile("quick", settings.get_profile("all"), max_examples=15)
 
 
 def pytest_configure(config: pytest.Config) -> None:

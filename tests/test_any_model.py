@@ -452,7 +452,7 @@ APART: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("form", ["qdq", pytest.param("qoperator", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("middle", APART.values(), ids=APART)
 def test_what_is_planned_float_between_integers_runs_in_float(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, middle: str, form: str

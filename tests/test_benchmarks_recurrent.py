@@ -18,6 +18,7 @@ recurrent = importlib.import_module("benchmarks.recurrent")
 sys.path.remove(str(ROOT))
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize(("op", "direction"), [("LSTM", "forward"), ("GRU", "bidirectional")])
 def test_forms_are_timed_at_each_size(op: str, direction: str) -> None:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
 
 
+@pytest.mark.slow
 def test_the_flow_runs_as_written(tmp_path: Path) -> None:
     """Run the commands of docs/flow.md, from the float model to the fused model, in an empty folder."""
     if shutil.which("sh") is None:
@@ -107,6 +108,7 @@ def test_the_documented_default_of_the_range_rule_is_the_default() -> None:
     assert Options().effort == "medium"
 
 
+@pytest.mark.slow
 def test_the_program_with_processes_runs_as_written(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "calibration.md").read_text(), flags=re.DOTALL)
     (program,) = (block for block in blocks if 'executor_named("processes"' in block)

@@ -77,6 +77,7 @@ def test_quantize_again_succeeds_and_says_why_nothing_changed(tmp_path: Path) ->
     assert "nothing left to quantize: requant wrote this model" in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_a_model_of_another_tool_is_simplified(tmp_path: Path) -> None:
     """Its metadata do not name requant, and nothing says that it has the forms that run fastest."""
     int8, other, simple = (tmp_path / f"{name}.onnx" for name in ("int8", "other", "simple"))

@@ -306,6 +306,7 @@ Path(folder, "seen.json").write_text(json.dumps(observations_to_json(seen)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["kill", "interrupt"]
 )

@@ -269,6 +269,7 @@ for _ in range(25):
 """
 
 
+@pytest.mark.slow
 def test_two_runs_with_the_same_output_leave_the_files_of_one(tmp_path: Path) -> None:
     output = tmp_path / "m.onnx"
     runs = [subprocess.Popen([sys.executable, "-P", "-c", TWO, str(n), str(output)]) for n in (1, 2)]
@@ -429,6 +430,7 @@ def test_nothing_of_the_current_folder_is_imported(tmp_path: Path, executor: str
     assert not traces.exists()
 
 
+@pytest.mark.slow
 def test_python_m_and_empty_paths_import_no_library_of_the_current_folder(tmp_path: Path) -> None:
     # what Python imports before the first line of requant can only be kept out by -P
     traces = hostile(tmp_path, THIRD - {"requant"})

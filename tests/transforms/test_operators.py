@@ -1118,6 +1118,7 @@ def test_strategies_on_the_command_line(two: Path) -> None:
     assert json.loads(found.stdout)["forms"] == {"u8->float": 1, "weight-only": 1}
 
 
+@pytest.mark.slow
 def test_a_transformer_in_blocks(tmp_path: Path) -> None:
     """Its forms, its kernels, the round trip of its plan, and nothing is left to quantize."""
     first, again, third = (tmp_path / f"{name}.onnx" for name in ("first", "again", "third"))

@@ -155,6 +155,7 @@ def test_a_broken_plugin_does_not_keep_others_out(site: Path) -> None:
     assert unknown.stderr.splitlines()[1].startswith("requant: no transform named 'theirs'")
 
 
+@pytest.mark.slow
 def test_commands_without_transforms_do_not_import_plugins(site: Path) -> None:
     install(site, "broken", "1 / 0")
     done = requant(site, "--version")

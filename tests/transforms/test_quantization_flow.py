@@ -440,6 +440,7 @@ def accuracy(model: ir.Model) -> float:
     return float(np.mean(found.argmax(1) == digits()["labels"][:256]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_NOW)
 def test_every_stage_of_a_sample_is_as_accurate(name: str, folder: Path) -> None:
     stages = sample_stages(name, folder)

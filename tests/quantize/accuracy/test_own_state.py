@@ -173,6 +173,7 @@ def test_a_named_state_is_carried_from_python(quantized: Quantized) -> None:
     assert named.links == source.links
 
 
+@pytest.mark.slow
 def test_calibrate_and_check_say_what_is_carried(quantized: Quantized, tmp_path: Path) -> None:
     frames = np.concatenate([next(iter(step.values())) for step in quantized.sequences[0][1:]])
     data = tmp_path / "steps.npz"

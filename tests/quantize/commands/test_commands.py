@@ -266,6 +266,7 @@ def test_quantize_takes_names_separated_by_commas(tmp_path: Path) -> None:
     assert found["latency"]["batch"] == 4
 
 
+@pytest.mark.slow
 def test_quantize_as_qoperator(tmp_path: Path) -> None:
     output = tmp_path / "int8.onnx"
     arguments = ["quantize", DIGITS, "--data", CALIBRATION, "-o", output, "--format", "qoperator", "--json"]

@@ -67,6 +67,7 @@ def test_right_data_are_met_with_silence(tmp_path: Path, name: str, command: str
     assert json.loads(succeed(*arguments).stdout)["findings"] == []
 
 
+@pytest.mark.slow
 def test_right_data_of_a_model_with_dead_channels_get_a_note_alone(tmp_path: Path) -> None:
     arguments = ["calibrate", SAMPLE_MODELS / "digits_mobile.onnx", "--data", RIGHT, "-o", tmp_path / "out", "--json"]
     (finding,) = json.loads(succeed(*arguments).stdout)["findings"]
@@ -91,6 +92,7 @@ def test_the_growth_of_ranges_is_drawn(tmp_path: Path) -> None:
     assert finding["curve"][-1] == [64, 1.0]
 
 
+@pytest.mark.slow
 def test_of_a_part_nothing_is_told_that_only_the_whole_tells(tmp_path: Path) -> None:
     np.savez(tmp_path / "few.npz", image=np.concatenate([images()[:1]] * 6))
     arguments = ["calibrate", DIGITS, "--data", tmp_path / "few.npz", "--json", "-o"]

@@ -148,6 +148,7 @@ def test_ranges_from_a_log_give_the_same_parameters_as_the_data(tmp_path: Path, 
     assert through.graph == direct.graph  # biases and what corrects them included
 
 
+@pytest.mark.slow
 def test_another_rule_chooses_from_the_statistics_of_the_file(tmp_path: Path, model: Path, data: Path) -> None:
     succeed("calibrate", model, "--data", data, "--calibration", "percentile(99)", "-o", tmp_path / "r.json")
     anew = ["--ranges", tmp_path / "r.json", "--calibration", "percentile(90)", "--symmetric"]
@@ -286,6 +287,7 @@ feeds = Feeds(np.load(Path(__file__).with_name("data.npz"))["x"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["calibrate", "quantize"])
 def test_processes_give_the_same_file(tmp_path: Path, model: Path, data: Path, command: str) -> None:
     data.with_name("reader.py").write_text(READER)
@@ -488,6 +490,7 @@ def test_weights_that_changed_under_the_same_model_are_another_run(
     assert (tmp_path / "r.json").read_bytes() == (tmp_path / "fresh.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_weights_are_staged_where_workers_see_them(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -411,6 +411,7 @@ def test_means_count_where_no_bias_makes_up_for_them() -> None:
     assert np.array_equal(learn_rounding(plain), alone)  # type: ignore[arg-type]  # it has no bias to shift
 
 
+@pytest.mark.slow
 def test_what_is_learned_by_heart_is_refused() -> None:
     """The results of 64 positions are noise, in which 256 weights find what is not there.
 

@@ -363,6 +363,7 @@ def test_markdown_shows_names_as_they_are(broken: Check) -> None:
     assert "\\<b\\>\\`x\\`" in text
 
 
+@pytest.mark.slow
 def test_quiet_leaves_the_exit_code_alone(folder: Path, broken: Check) -> None:
     for arguments in (("--quiet",), ("-q",)):
         result = asked(folder, *arguments, model="broken.onnx")

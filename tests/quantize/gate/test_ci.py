@@ -132,6 +132,7 @@ def test_the_action_checks_a_project(project: Path) -> None:
     assert "<testsuite " in (project / ACTION["inputs"]["junit"]["default"]).read_text()
 
 
+@pytest.mark.slow
 @needs_bash
 def test_the_action_fails_with_annotations_for_a_pair_that_is_worse(project: Path) -> None:
     model = onnx.load(project / "model_int8.onnx")
@@ -144,6 +145,7 @@ def test_the_action_fails_with_annotations_for_a_pair_that_is_worse(project: Pat
     assert (project / "github_output").read_text().endswith("ok=false\n")
 
 
+@pytest.mark.slow
 @needs_bash
 @pytest.mark.parametrize("absolute", [False, True])
 def test_the_action_names_its_junit_file_from_where_the_job_runs(project: Path, tmp_path: Path, absolute: bool) -> None:
@@ -247,6 +249,7 @@ def test_the_fixture_passes_and_fails_with_reasons(project: Path) -> None:
     assert "opset: 99 -> 17: the INT8 model has an older opset" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_failing_project_fails_its_test_without_a_traceback(project: Path) -> None:
     lock = json.loads((project / "requant.lock.json").read_text())
     (project / "requant.lock.json").write_text(json.dumps(lock | {"opset": 99}))

@@ -266,6 +266,7 @@ def suite() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @needs_library
 def test_every_case_of_the_suite_is_right_or_stays_with_a_reason(tmp_path: Path) -> None:
     """Values are from 0 to 1: 1/255 of that for q and each share, 1/127 for k and v, and as much again for the scores."""

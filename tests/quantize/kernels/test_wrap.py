@@ -449,6 +449,7 @@ def test_a_model_with_functions_computes_the_same_with_and_without_the_library(
     assert again.forms == native.forms
 
 
+@pytest.mark.slow
 @needs_library
 def test_a_plan_says_the_form_of_a_body(tmp_path: Path) -> None:
     """Bodies with the other form compute the same, in the operator and in the runtime."""
@@ -505,6 +506,7 @@ def test_native_operators_stay_functions_unless_they_are_to_be_inlined() -> None
     assert NATIVE_DOMAIN not in made.opset_imports
 
 
+@pytest.mark.slow
 @needs_library
 def test_every_placement_has_native_operators_on_demand_and_a_plan_only_where_they_are_allowed(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"force_int8": True, "seconds": 0.05, "samples": 16, "effort": "low", "force": True}

@@ -251,6 +251,7 @@ def test_cpus_of_one_name_differ_by_their_instructions(monkeypatch: pytest.Monke
     assert len(keys) == 3
 
 
+@pytest.mark.slow
 def test_costs_are_measured_and_place(tmp_path: Path) -> None:
     path, data = saved(tmp_path, side=32)
     costs = measure_costs(path, str(data), Options(isa="vnni"))
@@ -398,7 +399,7 @@ def test_a_plan_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["measured", "all", *(pytest.param(how, marks=pytest.mark.slow) for how in ("estimated", "rules"))]
+    "place", ["measured", *(pytest.param(how, marks=pytest.mark.slow) for how in ("all", "estimated", "rules"))]
 )
 def test_all_ways_of_placing_give_a_model_that_agrees(tmp_path: Path, place: str) -> None:
     path, data = saved(tmp_path, side=128)

@@ -56,6 +56,7 @@ def test_the_demo_overwrites_no_file(tmp_path: Path, name: str) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("int8_wins")
 def test_the_demo_overwrites_where_it_is_told_to(tmp_path: Path) -> None:
     for name in FILES:

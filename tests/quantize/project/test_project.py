@@ -272,6 +272,7 @@ def units(folder: Path) -> dict[str, str]:
     return {name: row["implementation"] for name, row in rows.items()}
 
 
+@pytest.mark.slow
 def test_the_plan_beside_the_output_decides_and_stays_as_it_is(tmp_path: Path) -> None:
     check_project(write_project(tmp_path, place=""), update=True)
     by_rules, plan = units(tmp_path), tmp_path / "int8.plan.json"

@@ -469,6 +469,7 @@ def test_a_search_is_drawn_against_its_bar(digits: tuple[Path, Record], open_pag
     assert "the fastest model that keeps it is 2.95" in page.inner_text("#search")
 
 
+@pytest.mark.slow
 def test_a_report_without_most_parts_is_whole(digits: tuple[Path, Record], open_page: Open, tmp_path: Path) -> None:
     _, record = digits
     bare = replace(

@@ -281,6 +281,7 @@ def test_a_model_is_placed_judged_and_timed_there(tmp_path: Path, monkeypatch: p
     assert json.loads(metadata["requant.options"])["runtime"] == "openvino"
 
 
+@pytest.mark.slow
 def test_a_search_scores_models_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     own = OpenVino.open
@@ -389,6 +390,7 @@ def test_a_portable_first_convolution_is_exact_there(tmp_path: Path) -> None:
     assert np.sqrt(np.mean(np.square(found - expected))) < 0.02 * np.sqrt(np.mean(np.square(expected)))
 
 
+@pytest.mark.slow
 def test_a_check_runs_where_its_baseline_ran(tmp_path: Path) -> None:
     options = Options(portable=True, force_int8=True, samples=64, seconds=0.05, effort="low")
     model, data = DIGITS / "digits.onnx", f"{DIGITS / 'digits.npz'}:calib"
@@ -479,6 +481,7 @@ def test_kernels_of_several_compilations_are_joined_by_their_place() -> None:
     assert len(set(names[0])) == len(names[0])
 
 
+@pytest.mark.slow
 def test_costs_are_of_one_runtime(tmp_path: Path) -> None:
     model, data = str(DIGITS / "digits.onnx"), f"{DIGITS / 'digits.npz'}:calib"
     own, output = str(tmp_path / "own.json"), str(tmp_path / "q.onnx")

@@ -56,6 +56,7 @@ def test_a_batch_multiplies_them() -> None:
     assert all(shape[0] == 3 for run in runs if run.macs for shape in run.outputs)
 
 
+@pytest.mark.slow
 def test_the_int8_model_does_as_many_and_most_of_them_in_integers(digits_int8: Path) -> None:
     runs = executed(digits_int8.read_bytes(), {"image": image()}, threads=1)
     assert products(runs) == [CONV1, CONV2, FC1, FC2]

@@ -250,6 +250,7 @@ def test_what_ruins_stands_out(found: dict[str, float], ruined: set[str]) -> Non
     assert set(ruinous(found)) == ruined
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("int8_wins")
 def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(huge_channel(), tmp_path / "float.onnx")

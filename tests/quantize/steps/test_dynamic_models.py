@@ -73,6 +73,7 @@ def test_an_excluded_operator_stays_dynamic(
     assert {op: count for op, count in found.items() if op in {"MatMulInteger", "ConvInteger"}} == left
 
 
+@pytest.mark.slow
 def test_it_stays_dynamic_where_neither_int8_nor_float_is_faster(
     dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
 ) -> None:
@@ -96,6 +97,7 @@ def test_it_becomes_float_where_its_ranges_ruin_the_outputs(
     assert "; the given model leaves only " in result.why_not
 
 
+@pytest.mark.slow
 def test_a_report_of_it_is_written(
     dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_bar_that_everything_keeps_gives_the_fastest_model(tmp_path: Path) -> 
     onnx.checker.check_model(tmp_path / "out.onnx")
 
 
+@pytest.mark.slow
 def test_a_bar_in_between_gives_up_speed_for_it(tmp_path: Path) -> None:
     """Whatever is tried, the fastest of those that keep the bar is written, and it is not the fastest of all."""
     loose = search_model(MODEL, f"{DATA}:calib", tmp_path / "loose.onnx", goal("50%"), OPTIONS)
@@ -162,6 +163,7 @@ def test_an_interrupted_search_leaves_the_best_and_goes_on(tmp_path: Path, monke
     assert len(judged) == 1 + len(result.search.points) - len(before)  # float, and what was not judged before
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_forgets_models_that_its_prices_no_longer_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +282,7 @@ def test_the_score_of_an_executors_workers_is_that_of_this_process(metric: str) 
     np.testing.assert_array_equal(there.parts, here.parts)
 
 
+@pytest.mark.slow
 def test_a_search_scores_on_the_executor_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[str] = []
 

@@ -99,6 +99,7 @@ def test_results_of_four_bits_have_a_reason() -> None:
     assert [reason.text for reason in why_float(model, node)] == ["uint4 results have no integer kernel"]
 
 
+@pytest.mark.slow
 def test_a_model_is_explained_there(tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     output = tmp_path / "m.onnx"

@@ -108,6 +108,7 @@ def test_what_differs_is_said_and_the_remade_model_kept(folder: Path) -> None:
     assert invoke("reproduce", model, "--data", folder / "other.npz").exit_code == 0
 
 
+@pytest.mark.slow
 def test_another_environment_is_named_only_if_the_bytes_differ(folder: Path) -> None:
     model = made(folder, "--data", folder / "d.npz", *FAST)
 

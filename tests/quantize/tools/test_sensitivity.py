@@ -153,6 +153,7 @@ def board_of(path: Path, count: int = 8) -> tuple[ir.Model, Plan, dict[str, QPar
     return model, plan, qparams, board, items
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize(
     "name",
