@@ -924,6 +924,7 @@ def make(example: Example, folder: Path, **asked: Any) -> Made:
     settled = {
         "force_int8": True,
         "seconds": 0.0,
+        "effort": "low",
         "place": example.place,
         "selection": Selection(strategy=strategy, strategies=by_node),
     }

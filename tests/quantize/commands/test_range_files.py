@@ -61,7 +61,8 @@ def succeed(*arguments: object) -> Result:
 def quantized(model: Path, output: Path, *arguments: object) -> dict[str, Any]:
     """Return what ``requant quantize --json`` prints, whether or not the INT8 model is worth having."""
     place = [] if "--place" in arguments else ["--place", "rules"]  # so that the clock does not decide what has a range
-    forced = ["quantize", model, "-o", output, "--json", "--force-int8", *place]
+    effort = [] if "--effort" in arguments else ["--effort", "low"]
+    forced = ["quantize", model, "-o", output, "--json", "--force-int8", *place, *effort]
     found: dict[str, Any] = json.loads(succeed(*forced, *arguments).stdout)
     return found
 
@@ -631,8 +632,8 @@ def test_overrides_at_calibrating_and_at_quantizing_come_to_the_same(tmp_path: P
     mine = overrides(tmp_path, "[tensors.r]\nrange = [0.0, 6.0]\n[tensors.x]\nrule = 'percentile(99.9)'\n")
     succeed("calibrate", model, "--data", data, "--overrides", mine, "-o", tmp_path / "r.json")
     assert load_ranges(tmp_path / "r.json").ranges["r"] == (0.0, 6.0)
-    quantized(model, tmp_path / "direct.onnx", "--data", data, "--overrides", mine)
-    quantized(model, tmp_path / "filed.onnx", "--data", data, "--ranges", tmp_path / "r.json")
+    quantized(model, tmp_path / "direct.onnx", "--data", data, "--overrides", mine, "--effort", "medium")
+    quantized(model, tmp_path / "filed.onnx", "--data", data, "--ranges", tmp_path / "r.json", "--effort", "medium")
     assert emitted(tmp_path / "filed.onnx") == emitted(tmp_path / "direct.onnx")
     mine.write_text("[tensors.r]\nrange = [0.0, 3.0]\n")
     quantized(model, tmp_path / "again.onnx", "--ranges", tmp_path / "r.json", "--overrides", mine)
