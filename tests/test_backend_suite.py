@@ -134,6 +134,7 @@ class Abort:
         return os._exit, (7,)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_its_own_task_only(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)  # the worker processes inherit this path
     deadly = replace(task, name="deadly", feeds=(Abort(),))

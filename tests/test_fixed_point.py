@@ -27,7 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 MODELS = ("digits", "digits_mobile", "digits_transformer")
 SLOW = {
-    *(("digits_transformer", form) for form in ("qoperator", "native", "portable", "weights")),
+    *(("digits_transformer", form) for form in ("qdq", "qoperator", "native", "portable", "dynamic", "weights")),
     *(("digits_mobile", form) for form in ("qdq", "qoperator", "portable")),
 }
 PAIRS = [

@@ -90,7 +90,7 @@ def test_memory_limits_change_no_bit_and_split_the_tensors(model: Path, data: Pa
     assert run(model, str(data), memory_limit=4096) == expected  # every tensor is a group of its own
 
 
-@pytest.mark.parametrize("given", ["path", "bytes"])
+@pytest.mark.parametrize("given", ["path", pytest.param("bytes", marks=pytest.mark.slow)])
 def test_processes(model: Path, data: Path, expected: Observations, given: str) -> None:
     with executor_named("processes", 2) as make:
         assert run(model if given == "path" else model.read_bytes(), str(data), executor=make) == expected
@@ -140,6 +140,7 @@ def alike(seen: Observations, expected: Observations) -> bool:
     return same == (expected.ranges, expected.runs, expected.channels, expected.moments, expected.samples)
 
 
+@pytest.mark.slow
 def test_work_of_a_process_that_dies_is_done_again_and_counts_once(
     model: Path, fatal: str, expected: Observations, tmp_path: Path
 ) -> None:

@@ -351,6 +351,7 @@ def test_the_result_says_what_was_done_for_accuracy_and_how_long_each_stage_took
     assert {"calibrate", "compare", "time", "inspect"} <= found["seconds"].keys()
 
 
+@pytest.mark.slow
 def test_labels_that_fit_the_predictions_are_counted(tmp_path: Path) -> None:
     data, samples = SAMPLE_MODELS / "digits.npz", 32
     result = quantize_model(SAMPLE_MODELS / "digits.onnx", data, tmp_path / "out.onnx", Options(samples=samples))

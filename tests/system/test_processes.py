@@ -300,7 +300,11 @@ def test_a_crash_of_the_runtime_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=["term", "kill"])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)],
+    ids=["term", "kill"],
+)
 def test_workers_end_with_the_command(tmp_path: Path, sent: int, code: int) -> None:
     save(PLAIN, tmp_path / "m.onnx")
     (tmp_path / "slow.py").write_text(READER)

@@ -163,6 +163,7 @@ def test_commands_without_transforms_do_not_import_plugins(site: Path) -> None:
     assert requant(site, "ops", "Relu", "--json").stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [b"[requant.transforms]\nx\n", b"\xff\xfe[requant"], ids=["no value", "no text"])
 def test_a_damaged_list_of_plugins_leaves_the_others(site: Path, text: bytes) -> None:
     install(site, "good", f"{HEAD}@transform('mine'){FUNCTION}")

@@ -142,7 +142,7 @@ def test_the_graph_computes_the_same_bits_for_special_ranges(bounds: tuple[float
 
 
 @given(st.one_of(ranges, st.just((-FLOAT_MAX, FLOAT_MAX))))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=6 * settings().max_examples, deadline=None)
 def test_the_graph_computes_the_same_bits(bounds: tuple[float, float]) -> None:
     check_graph_agrees(*bounds)
 

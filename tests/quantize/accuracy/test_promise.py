@@ -164,7 +164,7 @@ def test_units_become_float_until_the_promise_is_kept(
     assert 0 < found.int8_nodes < free.int8_nodes
 
 
-@pytest.mark.parametrize("force_int8", [False, True])
+@pytest.mark.parametrize("force_int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_float_is_written_if_no_plan_keeps_the_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8_wins: None, force_int8: bool
 ) -> None:

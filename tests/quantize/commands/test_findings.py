@@ -108,6 +108,7 @@ def test_of_a_part_nothing_is_told_that_only_the_whole_tells(tmp_path: Path) -> 
     assert kinds(json.loads(succeed(*merge).stdout)) == []
 
 
+@pytest.mark.slow
 def test_findings_from_python(tmp_path: Path, pixels: Path) -> None:
     found = calibrate_model(DIGITS, str(pixels))
     asked = Options(effort="low", place="rules")

@@ -29,7 +29,7 @@ PIPED: dict[str, tuple[str, str]] = {
 }
 
 
-QUICK = ("quantize", "check", "ops")
+QUICK = ("check", "ops")
 """Commands that stand for all others in a run without slow tests: each takes a process of its own."""
 
 

@@ -406,6 +406,7 @@ def test_another_format_is_corrected_alike(tmp_path: Path, monkeypatch: pytest.M
         assert adjustment.stored is None or np.array_equal(adjustment.stored, other[name].stored)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_corrections_run_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime rounds differently on several threads: the model must not depend on the number of CPUs."""
     threads: list[object] = []

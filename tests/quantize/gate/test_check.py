@@ -37,6 +37,7 @@ FLOAT, DATA = gate.FLOAT, gate.DATA
 UNTIMED = CheckOptions(seconds=0, samples=60)
 TIMED = ("a slower model",)  # benchmarks time; see test_gate_judge.py for what is said of it
 PLANTED = [row for row in gate.PLANTED if row.name not in TIMED]
+LONG = ("ranges of another model", "half the layers float", "a larger file", "an older opset")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -79,7 +80,13 @@ def asked(folder: Path, *more: object, model: str = "int8.onnx", data: object = 
 # ------------------------------------------------------------------------------------------------- what is caught
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda row: row.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param(row, id=row.name.replace(" ", "-"), marks=[pytest.mark.slow] * (row.name in LONG))
+        for row in PLANTED
+    ],
+)
 def test_a_planted_regression_is_caught_for_the_right_reason(folder: Path, planted: Any) -> None:
     model, data = planted.make(folder)
     found = check(FLOAT, model, data, folder / "lock.json", options=UNTIMED)

@@ -184,6 +184,7 @@ def test_the_action_installs_what_is_asked_for(tmp_path: Path, given: dict[str, 
     assert installed == ((tmp_path / "last").read_text().strip() if (tmp_path / "last").exists() else None)
 
 
+@pytest.mark.slow
 @needs_bash
 def test_an_input_of_the_action_is_never_a_command(tmp_path: Path) -> None:
     done = run_action(tmp_path, tools(tmp_path), project='$(touch here); `touch here` "; touch here; "')
@@ -306,6 +307,7 @@ def test_the_worked_project_is_what_its_readme_says() -> None:
     assert re.fullmatch(r".+ \([a-z0-9_ ]+\)", baseline.measured.speed.machine.cpu)  # as `Machine.here` writes it
 
 
+@pytest.mark.slow
 @needs_bash
 def test_a_step_of_the_worked_project_runs(project: Path) -> None:
     (script,) = (script for _, script, _ in steps() if "--markdown" in script)

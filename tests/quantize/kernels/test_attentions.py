@@ -122,7 +122,11 @@ def side_by_side(heads: Array, order: int, gap: int) -> Array:
     return rows.reshape(*rows.shape[:2], -1)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=3 * settings().max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     sizes=st.tuples(*[st.integers(1, each) for each in (2, 3, 40, 200, 40, 40)]),
     layout=LAYOUTS,

@@ -233,7 +233,7 @@ DEPTHWISE = st.builds(
     st.integers(2, 140),
 )
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-many = settings(patient, max_examples=100)
+many = settings(patient, max_examples=4 * settings().max_examples)
 
 
 @many

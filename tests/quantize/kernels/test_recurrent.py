@@ -191,7 +191,11 @@ NETS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=2 * settings().max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(net=NETS, shape=st.tuples(st.integers(1, 6), st.integers(1, 4)), seed=st.integers(0, 999))
 def test_each_step_is_that_of_the_definition(isa: str, net: Net, shape: tuple[int, int], seed: int) -> None:
     """The states are those that the operator found itself: a state near a half may become one of two integers."""

@@ -521,6 +521,7 @@ def test_every_placement_has_native_operators_on_demand_and_a_plan_only_where_th
         )
 
 
+@pytest.mark.slow
 @needs_library
 def test_a_model_with_native_operators_is_a_fixed_point_and_becomes_portable_on_demand(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"force_int8": True, "seconds": 0.05, "samples": 16, "effort": "low"}

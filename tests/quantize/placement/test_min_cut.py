@@ -91,7 +91,7 @@ def test_no_placement_of_three_units_is_cheaper(seed: int) -> None:
 
 
 @given(problems())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=6 * settings().max_examples, deadline=None)
 def test_no_placement_is_cheaper(problem: Problem) -> None:
     found = cheapest(problem)
     assert found in every(problem)

@@ -110,6 +110,7 @@ def test_a_bar_in_between_gives_up_speed_for_it(tmp_path: Path) -> None:
     assert found.frontier == undominated(found.points, higher=True)
 
 
+@pytest.mark.slow
 def test_a_bar_out_of_reach_leaves_the_best_and_exit_code_1(tmp_path: Path) -> None:
     arguments = [
         "quantize",
@@ -265,7 +266,9 @@ def test_a_budget_of_nothing_is_refused() -> None:
         goal("1%", seconds=0.0)
 
 
-@pytest.mark.parametrize("metric", ["sqnr", "top1", "f1", "cosine"])
+@pytest.mark.parametrize(
+    "metric", ["sqnr", "top1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("f1", "cosine"))]
+)
 def test_the_score_of_an_executors_workers_is_that_of_this_process(metric: str) -> None:
     """Two thread pools in the place of a cluster: parts of the data, opened by name, joined in their order."""
     chosen, opened = metric_named(metric), open_source(DataSpec(f"{DATA}"), input_specs(open_session(MODEL)))
@@ -298,7 +301,7 @@ def test_a_search_scores_on_the_executor_that_it_is_given(tmp_path: Path, monkey
     assert len(scored) == 1 + len(result.search.points)
 
 
-@pytest.mark.parametrize("force", [False, True], ids=["asked", "forced"])
+@pytest.mark.parametrize("force", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["asked", "forced"])
 def test_where_float_is_as_fast_it_keeps_the_bar_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None], force: bool
 ) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ builder = importlib.import_module("graph_builder")
 sys.path.remove(str(SAMPLE_MODELS))
 
 # Multiply-accumulates of one image as published (torchvision's GFLOPS, Ultralytics' 8.7 GFLOPs of two each), in 1e9.
+LARGE = ("bert_base", "vit_b_16")
+
+
+def each_but_large(names: Iterable[str]) -> list[Any]:
+    """Return the names as parameters; the large networks take a second each."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in names]
+
+
 PUBLISHED = {
     "resnet50": 4.09,
     "mobilenet_v2": 0.30,
@@ -106,14 +115,14 @@ def test_bert_base_has_109_482_240_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("weightless")
-@pytest.mark.parametrize("name", architectures.NAMES)
+@pytest.mark.parametrize("name", each_but_large(architectures.NAMES))
 def test_parameters_are_those_published(name: str, tmp_path: Path) -> None:
     onnx.save(architectures.build(name), tmp_path / "m.onnx")
     assert inspect_model(tmp_path / "m.onnx").weights.parameters == architectures.ARCHITECTURES[name].parameters
 
 
 @pytest.mark.usefixtures("weightless")
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", each_but_large(PUBLISHED))
 def test_multiply_accumulates_are_those_published(name: str, tmp_path: Path) -> None:
     onnx.save(architectures.build(name), tmp_path / "m.onnx")
     found = inspect_model(tmp_path / "m.onnx", Lengths({}, {"N": 1}))

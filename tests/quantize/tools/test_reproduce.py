@@ -75,7 +75,12 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("more", VARIANTS.values(), ids=VARIANTS)
+LONG = ("timed", "float", "high effort", "portable", "overrides")
+
+
+@pytest.mark.parametrize(
+    "more", [pytest.param(row, id=name, marks=[pytest.mark.slow] * (name in LONG)) for name, row in VARIANTS.items()]
+)
 def test_the_same_bytes_again(folder: Path, more: tuple[object, ...]) -> None:
     own = [folder / word if word == "o.toml" else word for word in more]
     model = made(folder, "--data", folder / "d.npz", *own)
