@@ -7,6 +7,7 @@
 #include "blocks.h"
 #include "float_finish.h"
 #include "target.h"
+#include "threads.h"
 
 namespace requant::REQUANT_TARGET {
 
@@ -39,7 +40,7 @@ class BlockRows : public MatrixKernel {
 
   static constexpr int kRows = panel_rows(Vectors);  // that are multiplied together
   static constexpr int64_t kHeld = 256;              // rows that are rounded at once, at most
-  static constexpr int64_t kWork = 1 << 20;          // products of one task, about
+  static constexpr int64_t kWork = 1 << 20;          // products of one task, about; a quarter in sessions with threads
   static constexpr int64_t kRounded = 1 << 14;       // values that one task rounds, about
   static constexpr int64_t kAhead = 4096;            // bytes from the weights of a row to those that are fetched
 
@@ -56,7 +57,8 @@ class BlockRows : public MatrixKernel {
         round_in_blocks(part.x + row * inputs_, inputs_, weights_, at(first, row));
     });
     const int64_t panels = static_cast<int64_t>(weights_.panels().size());
-    const int64_t tasks = std::clamp<int64_t>(part.rows * inputs_ * outputs_ / kWork, 1, panels);
+    const int64_t work = has_several_threads() ? kWork / 4 : kWork;
+    const int64_t tasks = std::clamp<int64_t>(part.rows * inputs_ * outputs_ / work, 1, panels);
     const int64_t some = divided(panels, tasks);
     parallel(static_cast<size_t>(divided(panels, some)), [&](size_t index) {
       const int64_t begin = static_cast<int64_t>(index) * some;

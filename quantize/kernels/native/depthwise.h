@@ -22,6 +22,7 @@
 #include "scaled.h"
 #include "tables.h"
 #include "target.h"
+#include "threads.h"
 
 namespace requant::REQUANT_TARGET {
 
@@ -39,7 +40,8 @@ class Depthwise final : public ConvolutionKernel {
   }
 
   void run(const uint8_t* x, const uint8_t*, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {
-    const int64_t work = strips() ? 4 * kWork : kWork;  // strips read the large weights of a block in each band
+    // Strips read the large weights of a block in each band.
+    const int64_t work = strips() && !has_several_threads() ? 4 * kWork : kWork;
     const int64_t most = std::max<int64_t>(work / (extent.columns * conv_.inputs), 1);
     const int64_t even = divided(extent.rows, divided(extent.rows, most));  // rows of a band, if all have the same number
     const int64_t rows = divided(even, rows_) * rows_, bands = divided(extent.rows, rows);

@@ -307,7 +307,7 @@ struct InTiles {
   }
 
   // Returns the products of one task, about. A thread that waits for another one loses more than small tasks cost.
-  static int64_t work() { return several_threads.load(std::memory_order_relaxed) ? kWork / 8 : kWork; }
+  static int64_t work() { return has_several_threads() ? kWork / 8 : kWork; }
 
   // Returns the pixels of one task of a flat convolution: they and their results stay in the second cache.
   static int64_t pixels(int64_t inputs, int64_t outputs) {

@@ -9,6 +9,7 @@
 #include "rounded_rows.h"
 #include "row_product.h"
 #include "target.h"
+#include "threads.h"
 
 namespace requant::REQUANT_TARGET {
 
@@ -46,6 +47,7 @@ class Rows final : public MatrixKernel {
   static constexpr int64_t kAtLeast = 32;       // rows
   // Products of one task, about. Tiles have to be configured for each.
   static constexpr int64_t kWork = std::max<int64_t>(1 << 22, Way::kWork / 2);
+  static constexpr int64_t kFar = 1 << 18;      // bytes of the weights of one task, at most about, in sessions with threads
   static constexpr int64_t kRounded = 1 << 14;  // values that one task rounds, about
 
   // Returns a product as a convolution of one pixel.
@@ -83,7 +85,10 @@ class Rows final : public MatrixKernel {
     uint8_t* const to = reinterpret_cast<uint8_t*>(part.y);
     const FloatFinish finish(channels_, function_, how, {to, outputs_ * static_cast<int64_t>(sizeof(float)), part.residual});
     const int64_t panels = static_cast<int64_t>(packed_.panels().size());
-    const int64_t tasks = std::clamp<int64_t>(rows * inputs_ * outputs_ / kWork, 1, panels), some = divided(panels, tasks);
+    // The weights of few rows are read from far, which takes longer than their products.
+    const int64_t least = has_several_threads() ? inputs_ * outputs_ / kFar : 1;
+    const int64_t tasks = std::clamp<int64_t>(std::max(rows * inputs_ * outputs_ / kWork, least), 1, panels);
+    const int64_t some = divided(panels, tasks);
     parallel(static_cast<size_t>(divided(panels, some)), [&](size_t index) {
       const int64_t first = static_cast<int64_t>(index) * some;
       const Panels these{&packed_.panels()[first], std::min(some, panels - first), packed_.quads(), true};

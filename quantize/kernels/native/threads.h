@@ -9,4 +9,6 @@ namespace requant {
 // one thread large tasks are faster, because those that share weights read them from near.
 inline std::atomic<bool> several_threads{false};
 
+inline bool has_several_threads() { return several_threads.load(std::memory_order_relaxed); }
+
 }  // namespace requant
