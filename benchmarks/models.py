@@ -3,6 +3,7 @@
     python -m benchmarks.models KIT... [--only mbv1_075,minilm_l3] [--contenders default,dynamic] [--models kept]
     python -m benchmarks.models KIT... --json > rows.jsonl
     python -m benchmarks.models KIT... --options "--runtime openvino" --contenders default
+    python -m benchmarks.models KIT... --contenders default,dynamic,block     # static and dynamic forms, and blocks
     python -m benchmarks.models KIT... --contenders default,ablation          # what each rewrite and each form gains
 
 KIT is the script of a kit, or a folder with one script. A script has a dict ``TASKS`` whose values have the path of
@@ -238,6 +239,11 @@ def dynamically(job: Job, output: Path) -> str:
     return quantized(job, output, "--dynamic")
 
 
+def in_blocks(job: Job, output: Path) -> str:
+    """Quantize the weights of matrix products in blocks; return why the output is not INT8."""
+    return quantized(job, output, "--data", job.data, "--strategy", "block")
+
+
 def quantized(job: Job, output: Path, *options: str, without: str = "") -> str:
     """Run ``requant quantize`` and return why the output is not INT8. With exit code 1 the output is a float model."""
     command = ["quantize", str(job.model), "-o", str(output), "--json", "--force", *options, *job.options]
@@ -262,6 +268,7 @@ CONTENDERS: Mapping[str, Callable[[Job, Path], str]] = {
     "dynamic": dynamically,
     "ort-static": with_runtime("static"),
     "ort-dynamic": with_runtime("dynamic"),
+    "block": in_blocks,
     **{f"{WITHOUT}{part}": partial(by_default, without=part) for part in PARTS},
 }
 """Each writes a model and returns a verdict, or raises a ContenderError."""
