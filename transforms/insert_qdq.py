@@ -12,7 +12,6 @@ from .block_forms import to_blocks
 from .graph import constant, nodes_by_name
 from .inference import inferred
 from .int8_forms import (
-    gate_params,
     lay_bare,
     lookups_of,
     store_weights,
@@ -20,6 +19,7 @@ from .int8_forms import (
     to_lookup,
     to_native,
     to_qattention,
+    with_lookups,
 )
 from .int8_weights import Adjustment, WeightWriter, shift_behind
 from .ops import GATE, MS, OPS, WHOLE
@@ -113,7 +113,7 @@ def insert_qdq(
     _shift_behind_products(nodes, weights.adjusted)
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
     lookups = lookups_of(plan, nodes)
-    qparams = {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}
+    qparams = with_lookups(plan, nodes, qparams)
     applied = _rewrite_without_pairs(plan, nodes, weights)
     for unit in integer:
         applied += _constants(nodes[unit.nodes[0]], unit, qparams[plan.root(unit.inputs[0])], scheme, weights)

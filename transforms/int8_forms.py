@@ -203,6 +203,11 @@ def lookups_of(plan: Plan, nodes: Mapping[str, ir.Node]) -> list[ir.Node]:
     return [nodes[name] for unit in units for name in unit.nodes if nodes[name].op_type == "HardSigmoid"]
 
 
+def with_lookups(plan: Plan, nodes: Mapping[str, ir.Node], qparams: Mapping[str, QParams]) -> Mapping[str, QParams]:
+    """Return scales and zero points with those of the results of lookups, which the operator gives and not the data."""
+    return {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups_of(plan, nodes)}}
+
+
 def to_lookup(node: ir.Node, writer: Writer) -> None:
     """Replace a HardSigmoid between pairs by a lookup that saturates.
 

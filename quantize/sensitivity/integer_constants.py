@@ -9,13 +9,12 @@ import onnx_ir as ir
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.insert_qdq import constant_operands
-from ...transforms.int8_forms import RECURRENT
+from ...transforms.int8_forms import RECURRENT, with_lookups
 from ...transforms.int8_weights import Adjustment, WeightWriter, turned
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Plan, Unit
 from ...transforms.qparams import QParams, Scheme, dequantize, quantize, symmetric_s8
 from ...transforms.writer import Writer
-from .switch_graph import with_lookups
 
 
 def integer_constants(

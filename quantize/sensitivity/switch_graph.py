@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import add_initializer, constant, graph_of, names, nodes_by_name, remove, take
-from ...transforms.int8_forms import gate_params, lookups_of
+from ...transforms.int8_forms import with_lookups
 from ...transforms.ops import GATE
 from ...transforms.plan import Impl, Plan
 from ...transforms.qparams import TINY, BlockForm, QParams, asymmetric_u8
@@ -376,8 +376,3 @@ def _choose_constants(node: ir.Node, arrays: Mapping[int, Array], wire: ir.Value
         choose.outputs[0].name, choose.outputs[0].type = f"{stem}_{index}_output", value.type
         graph_of(node).insert_before(node, [choose])
         node.replace_input_with(index, choose.outputs[0])
-
-
-def with_lookups(plan: Plan, nodes: Mapping[str, ir.Node], qparams: Mapping[str, QParams]) -> dict[str, QParams]:
-    """Return parameters with the scale of the lookup for the result of each HardSigmoid."""
-    return {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups_of(plan, nodes)}}

@@ -64,6 +64,7 @@ def test_the_example_as_an_installed_package(site: Path, tmp_path_factory: pytes
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-index"]
     done = subprocess.run(
         [*pip, "--no-build-isolation", "--no-deps", "--target", site, source],
+        env={**os.environ, "PYTHONWARNINGS": ""},  # those of pip are not ours
         capture_output=True,
         text=True,
         check=False,
