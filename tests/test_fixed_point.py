@@ -28,7 +28,7 @@ FORMS: dict[str, dict[str, Any]] = {
 MODELS = ("digits", "digits_mobile", "digits_transformer")
 SLOW = {
     *(("digits_transformer", form) for form in ("qdq", "qoperator", "native", "portable", "dynamic", "weights")),
-    *(("digits_mobile", form) for form in ("qdq", "qoperator", "portable")),
+    *(("digits_mobile", form) for form in ("qdq", "qoperator", "native", "portable")),
 }
 PAIRS = [
     pytest.param(model, form, marks=[pytest.mark.slow] if (model, form) in SLOW else [])

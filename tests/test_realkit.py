@@ -83,6 +83,7 @@ class Bound:
     lower: bool = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "samples", "items", "loss"),
     [

@@ -143,6 +143,7 @@ def test_the_memory_limit_holds_for_a_sample(tmp_path: Path) -> None:
     assert len(list(open_source(str(tmp_path / "d.npz"), [SOUND], memory_limit=4000))) == 2
 
 
+@pytest.mark.slow
 def test_many_samples_of_zeros_are_a_trap_but_not_beside_others(tmp_path: Path) -> None:
     """The whole array is checked: its samples are small, and would be read for hours."""
     deflated(tmp_path / "d.npz", npy((2**27, 3), "|u1", b""), 3 * 2**27)

@@ -240,6 +240,11 @@ Turn <order> (x) => (y) {
     a = Transpose <perm: ints = @order> (x)  b = Transpose <perm: ints = @order> (a)  y = Identity (b)
 }"""
 LARGE = {"digits_mobile", "digits_transformer"}
+ALIKE = {
+    *("attention-23", "hard-swish-22", "imports-two-names", "listed-ir8"),
+    *("output-without-type", "paddle-hard-swish", "resize-10", "resize-11"),
+}
+"""Exports that differ little from others, which stand for them in a run without slow tests."""
 FOLDER = Path(__file__).parents[2] / "sample_models"
 sys.path.insert(0, str(FOLDER))
 exports = importlib.import_module("exports")
@@ -317,7 +322,7 @@ def keeps_values(name: str) -> bool:
 each_pair = pytest.mark.parametrize(
     ("name", "model"),
     [
-        pytest.param(name, model, id=f"{name}-{model}", marks=[pytest.mark.slow] if model in LARGE else [])
+        pytest.param(name, model, id=f"{name}-{model}", marks=[pytest.mark.slow] if model in LARGE | ALIKE else [])
         for name, model in pairs()
     ],
 )

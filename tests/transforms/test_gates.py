@@ -85,6 +85,7 @@ GRIDS = [number / 255 for number in (1, 2, 51, 85, 127, 170, 254)]
 HEIGHTS = st.one_of(float32(2.0**-7, 1 - 2.0**-7), st.sampled_from([0.5, 0.2, 0.25, *GRIDS]).map(np.float32).map(float))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(slope=float32(2.0**-7, 64), height=HEIGHTS, scale=float32(2.0**-12, 4), zero=st.integers(0, 255))
 def test_a_lookup_is_off_by_half_a_step_and_what_the_scale_is_off(

@@ -142,6 +142,7 @@ def test_a_broken_plugin_is_one_line_and_leaves_nothing(
     assert (list(REGISTRY), str(parse_groups("simplify")), "my group" in GROUPS) == (before, simplify, False)
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_does_not_keep_others_out(site: Path) -> None:
     install(site, "broken", "1 / 0")
     install(site, "sound", f"{HEAD}@transform('mine'){FUNCTION}\njoin('mine', 1, 'mine')")

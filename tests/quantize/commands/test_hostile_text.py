@@ -362,6 +362,7 @@ def assert_own_codes(shown: str) -> None:
     assert_printable(OWN_CODES.sub("", shown))
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_the_codes_of_tables_and_of_nothing_else(tmp_path: Path) -> None:
     path = hostile_model(tmp_path / "m\x1b]0;owned\x07[red].onnx", HOSTILE["escape"] + HOSTILE["markup"])
     shown = typed("explain", path)

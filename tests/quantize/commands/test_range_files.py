@@ -324,6 +324,7 @@ def test_dask_gives_the_same_file(tmp_path: Path, model: Path, data: Path, runni
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_executors_that_cannot_be_are_refused(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_the_action_refers_to_its_own_inputs_and_puts_none_of_them_into_a_script
     assert all(step["shell"] == "bash" for step in ACTION["runs"]["steps"])
 
 
+@pytest.mark.slow
 @needs_bash
 def test_the_action_checks_a_project(project: Path) -> None:
     done = run_action(project, tools(project))

@@ -142,6 +142,7 @@ def faults(page: Page) -> list[str]:
     return [f"{fault['id']}: {node['html'][:120]}" for fault in found for node in fault["nodes"]]
 
 
+@pytest.mark.slow
 def test_every_section_is_there_and_is_led_to(page: Page) -> None:
     assert [section.get_attribute("id") for section in page.query_selector_all("main section")] == SECTIONS
     links = [link.get_attribute("href") for link in page.query_selector_all("nav a")]
@@ -438,6 +439,7 @@ def test_names_are_text_and_nothing_else(open_page: Open, tmp_path: Path) -> Non
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.slow
 def test_a_model_is_viewed(open_page: Open, tmp_path: Path) -> None:
     view_model(SAMPLES / "digits.onnx", tmp_path / "view.html")
     page = open_page(tmp_path / "view.html", dark=True)

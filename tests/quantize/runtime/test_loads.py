@@ -112,6 +112,7 @@ def test_other_models_have_no_regimes(tmp_path: Path) -> None:
         loads_of(source, (1, 4))
 
 
+@pytest.mark.slow
 def test_results_show_both_regimes(decoder: Path) -> None:
     data = [steps(16, 1, 1, 1), steps(8, 1, 1)]
     after = decoder.with_name("int8.onnx")

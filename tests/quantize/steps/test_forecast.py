@@ -27,6 +27,7 @@ def job(folder: Path, data: str | None = f"{SAMPLES / 'digits.npz'}:calib", **op
     return prepare(SAMPLES / "digits_mobile.onnx", data, Options(**options), folder, silent)
 
 
+@pytest.mark.slow
 def test_stages_follow_from_samples_and_effort(tmp_path: Path) -> None:
     medium, low = forecast(job(tmp_path)), forecast(job(tmp_path, effort="low"))
     assert set(medium) - set(low) == {"try tensors alone", "try weights alone", "correct weights"}
