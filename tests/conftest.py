@@ -86,16 +86,16 @@ def _no_stages() -> Iterator[None]:
         yield
 
 
+ROUNDS = 15  # of a measurement, at most
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _short_measurements() -> Iterator[None]:
-    """Time models for a few rounds and only once: beside other tests, more rounds would not make a ratio sure."""
+    """Time models once, for a few rounds. Other tests run at the same time, so that more rounds would not be surer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "MOST_ROUNDS", FEW)
+        patch.setattr(clock, "MOST_ROUNDS", ROUNDS)
         patch.setattr(clock, "AGAIN", 0)
         yield
-
-
-FEW = 15
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -88,8 +88,8 @@ class Bound:
     ("task", "samples", "items", "loss"),
     [
         pytest.param("mnist_cntk", 20, 100, 0.0, id="mnist_cntk"),
-        pytest.param("superres", 4, 8, 1.0, id="superres", marks=pytest.mark.slow),
-        pytest.param("kwt1", 8, 30, 0.05, id="kwt1", marks=pytest.mark.slow),
+        pytest.param("superres", 4, 8, 1.0, id="superres"),
+        pytest.param("kwt1", 8, 30, 0.05, id="kwt1"),
     ],
 )
 def test_a_small_model_comes_out_valid_and_works(

@@ -17,9 +17,8 @@ from .writer import FIRST_WITH_TYPE, Writer
 # Operators that the runtime replaces by integer ones between DequantizeLinear and QuantizeLinear
 FUSED = frozenset({"Softmax", *(name for name, row in OPS.items() if row.kind == "arith" and name != "HardSigmoid")})
 CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
-ZERO = 2  # the input that is the zero point
-SPELLED_BY_ZERO = ("output_dtype", "saturate")
-"""Attributes of a QuantizeLinear that say nothing where it has a zero point of int8."""
+IMPLIED = ("output_dtype", "saturate")
+"""Attributes of a QuantizeLinear that change nothing if its zero point is int8."""
 
 
 def keep_floats(plan: Plan, nodes: Mapping[str, ir.Node], writer: Writer) -> None:
@@ -155,24 +154,24 @@ def move_signed_pairs(model: ir.Model) -> int:
     After:   com.microsoft.DequantizeLinear(com.microsoft.QuantizeLinear(x, s, z), s, z)
     ONNX Runtime 1.31 and 1.32 cannot load a model of opset 21 or later with a standard pair before a Transpose: they
     move the pair, set output_dtype, and then fail to make it unsigned. `Writer.of` avoids this for new pairs.
-    Left alone: constants; scales in blocks; other attributes than an axis.
+    Left alone: dequantized constants; scales in blocks; zero points that are computed or not there.
     """
     if model.opset_imports.get("", 0) < FIRST_WITH_TYPE:
         return 0
     nodes = [node for graph in model.graphs() for node in graph if _is_signed_conversion(node)]
     for node in nodes:
         node.domain = MS
-        for name in SPELLED_BY_ZERO:
+        for name in IMPLIED:
             node.attributes.pop(name, None)
     return len(nodes)
 
 
 def _is_signed_conversion(node: ir.Node) -> bool:
-    """Return whether a node is a standard conversion between a computed float tensor and int8."""
+    """Whether a node is a standard conversion between a computed float tensor and int8."""
     if node.domain or node.op_type not in CONVERSIONS or constant(node.inputs[0]) is not None:
         return False
-    zero = constant(node.inputs[2]) if len(node.inputs) > ZERO else None
-    return zero is not None and zero.dtype is ir.DataType.INT8 and node.attributes.keys() <= {"axis", *SPELLED_BY_ZERO}
+    zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    return zero is not None and zero.dtype is ir.DataType.INT8 and node.attributes.keys() <= {"axis", *IMPLIED}
 
 
 def pad_every_axis(model: ir.Model) -> int:

@@ -308,9 +308,7 @@ Path(folder, "seen.json").write_text(json.dumps(observations_to_json(seen)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sent", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["kill", "interrupt"]
-)
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=["kill", "interrupt"])
 def test_an_interrupted_run_goes_on_and_ends_the_same(
     model: Path, data: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:

@@ -38,6 +38,7 @@ UNTIMED = CheckOptions(seconds=0, samples=60)
 TIMED = ("a slower model",)  # benchmarks time; see test_gate_judge.py for what is said of it
 PLANTED = [row for row in gate.PLANTED if row.name not in TIMED]
 LONG = ("ranges of another model", "half the layers float", "a larger file", "an older opset")
+"""Regressions that only runs with slow tests plant."""
 
 
 @pytest.fixture(autouse=True, scope="module")

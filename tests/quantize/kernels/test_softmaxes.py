@@ -138,25 +138,23 @@ def test_a_softmax_becomes_a_function_whose_body_is_what_was_there(
 
 CONVERSION = "<float s = {0.1}, uint8 z = {7}, float[1] s1 = {0.1}, uint8[1] z1 = {7}, int8 i = {7}>"
 DEQUANTIZED = {
-    "alone": ("x8 = QuantizeLinear(x, s, z) d = DequantizeLinear(x8, s, z) y = Softmax(d)", "DequantizeSoftmax"),
-    "one value": (
-        "x8 = QuantizeLinear(x, s1, z1) d = DequantizeLinear(x8, s1, z1) y = Softmax(d)",
-        "DequantizeSoftmax",
-    ),
-    "other axis": (
-        "x8 = QuantizeLinear(x, s, z) d = DequantizeLinear(x8, s, z) y = Softmax<axis = 1>(d)",
-        "DequantizeSoftmax",
-    ),
-    "two readers": ("x8 = QuantizeLinear(x, s, z) d = DequantizeLinear(x8, s, z) y = Softmax(d) n = Neg(d)", "Softmax"),
-    "signed": ("x8 = QuantizeLinear(x, s, i) d = DequantizeLinear(x8, s, i) y = Softmax(d)", "Softmax"),
-    "no zero point": ("x8 = QuantizeLinear(x, s) d = DequantizeLinear(x8, s) y = Softmax(d)", "Softmax"),
+    "alone": ("s, z", "y = Softmax(d)", "DequantizeSoftmax"),
+    "one value": ("s1, z1", "y = Softmax(d)", "DequantizeSoftmax"),
+    "other axis": ("s, z", "y = Softmax<axis = 1>(d)", "DequantizeSoftmax"),
+    "two readers": ("s, z", "y = Softmax(d) n = Neg(d)", "Softmax"),
+    "signed": ("s, i", "y = Softmax(d)", "Softmax"),
+    "no zero point": ("s", "y = Softmax(d)", "Softmax"),
 }
+"""The parameters of a conversion to integers and back, what reads the result, and the native operator."""
 
 
-@pytest.mark.parametrize(("nodes", "operator"), DEQUANTIZED.values(), ids=DEQUANTIZED)
-def test_a_softmax_reads_integers_that_are_dequantized_for_it_alone(nodes: str, operator: str) -> None:
+@pytest.mark.parametrize(("parameters", "readers", "operator"), DEQUANTIZED.values(), ids=DEQUANTIZED)
+def test_a_softmax_reads_integers_that_are_dequantized_for_it_alone(
+    parameters: str, readers: str, operator: str
+) -> None:
     head = f'<ir_version: 8, opset_import: ["" : 17, "{NATIVE_DOMAIN}" : 1]>'
-    outputs = "float[2,32,16] y, float[2,32,16] n" if "Neg" in nodes else "float[2,32,16] y"
+    outputs = "float[2,32,16] y, float[2,32,16] n" if "Neg" in readers else "float[2,32,16] y"
+    nodes = f"x8 = QuantizeLinear(x, {parameters}) d = DequantizeLinear(x8, {parameters}) {readers}"
     proto = onnx.parser.parse_model(f"{head} g (float[2,32,16] x) => ({outputs}) {CONVERSION} {{ {nodes} }}")
     made = ir.from_proto(proto)
     assert wrap_softmaxes(made, {"y": (2, 32, 16)}) == 1

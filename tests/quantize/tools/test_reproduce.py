@@ -76,6 +76,7 @@ VARIANTS = {
 
 
 LONG = ("timed", "float", "high effort", "portable", "overrides")
+"""Variants that only runs with slow tests try."""
 
 
 @pytest.mark.parametrize(

@@ -155,10 +155,7 @@ def board_of(path: Path, count: int = 8) -> tuple[ir.Model, Plan, dict[str, QPar
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("vnni")
-@pytest.mark.parametrize(
-    "name",
-    ["digits", *(pytest.param(name, marks=pytest.mark.slow) for name in ("digits_mobile", "digits_transformer"))],
-)
+@pytest.mark.parametrize("name", ["digits", "digits_mobile", "digits_transformer"])
 def test_any_part_of_a_plan_has_the_noise_of_the_model_that_is_emitted_for_it(name: str) -> None:
     """Within 1 dB of both: a kernel rounds in another order, and one step here or there changes all that follows.
 
