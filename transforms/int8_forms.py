@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -171,6 +172,24 @@ def gate_obstacle(node: ir.Node) -> Reason:
     usual = slope > 0 and 1 / LEVELS <= height < 1
     usual = usual and LEVELS * height - int(LEVELS * height) <= height  # the last code is at most one step above 1
     return NONE if usual else GATE_RANGE
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """How the lookup of a HardSigmoid rounds its result, see `gate_params`.
+
+    Attributes:
+        step: The scale that the codes are written with. A result of 1 has the code 255 whatever the scale.
+        read: The scale that they are read with.
+    """
+
+    step: float
+    read: QParams
+
+
+def lookup_rounding(node: ir.Node) -> Lookup:
+    """Return how the lookup of a HardSigmoid rounds its result."""
+    return Lookup(_gate_grid(node)[0], gate_params(node))
 
 
 def gate_params(node: ir.Node) -> QParams:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import add_initializer, constant, graph_of, names, nodes_by_name, remove, take
-from ...transforms.int8_forms import with_lookups
+from ...transforms.int8_forms import LEVELS, Lookup, lookup_rounding, lookups_of
 from ...transforms.ops import GATE
 from ...transforms.plan import Impl, Plan
 from ...transforms.qparams import TINY, BlockForm, QParams, asymmetric_u8
@@ -27,8 +27,11 @@ from ...transforms.units import activations
 SWITCHES = "requant_switches"
 FIRST_SPLIT_INPUT = 13  # since this opset the sizes of Split are an input
 
-Rounding: TypeAlias = QParams | BlockForm | None
-"""How a tensor becomes integers: with a scale and a zero point, in blocks, or (None) with the range of the run."""
+Rounding: TypeAlias = QParams | Lookup | BlockForm | None
+"""How a tensor becomes integers: with a scale and a zero point, by a lookup, in blocks, or with the range of the run.
+
+None stands for the last one.
+"""
 ROUNDED: Mapping[Impl, Rounding] = {
     **dict.fromkeys((Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)),
     **dict.fromkeys((Impl.BLOCK, Impl.BLOCK_NATIVE), BlockForm()),
@@ -103,7 +106,8 @@ class Part:
 def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict[Switch, Tap]:
     """Return the tensors that can pass through integers, with their readers, by switch."""
     nodes = nodes_by_name(model)
-    qparams = with_lookups(plan, nodes, qparams)
+    lookups = {str(node.outputs[0].name): lookup_rounding(node) for node in lookups_of(plan, nodes)}
+    known: dict[str, Rounding] = {**qparams, **lookups}
     values = ir.convenience.create_value_mapping(model.graph)
     taps: dict[Switch, Tap] = {}
     for unit in plan.units:
@@ -112,7 +116,7 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
         if impl.reads_u8:
             inside = [str(first.outputs[0].name)] if unit.op == GATE else []
             for tensor in (*unit.inputs, *inside):
-                params = qparams[plan.root(tensor)] if tensor not in inside else qparams.get(tensor)
+                params = known[plan.root(tensor)] if tensor not in inside else known.get(tensor)
                 params = params or asymmetric_u8(0.0, 1.0)  # the range of a sigmoid
                 taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, params)
         elif impl in ROUNDED and unit.op != "Gather":
@@ -123,7 +127,7 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
         value = values[tensor]
         uses = [(use.node, use.idx) for use in value.uses() if (id(use.node), use.idx) not in taken]
         if uses or value.is_graph_output():
-            taps[Switch("", tensor)] = Tap(value, uses, value.is_graph_output(), qparams[plan.root(tensor)])
+            taps[Switch("", tensor)] = Tap(value, uses, value.is_graph_output(), known[plan.root(tensor)])
     return taps
 
 
@@ -204,6 +208,8 @@ def _passed(value: ir.Value, stem: str, params: Rounding) -> ir.Graph:
         if isinstance(columns, int) and columns % (size := params.within(columns).size) == 0:
             return _finished(body, _in_blocks(body, value, stem, size), value, f"{stem}_passed")
         params = None  # rounded as a whole, with at least the error of blocks
+    if isinstance(params, Lookup):
+        return _finished(body, _looked_up(body, value, stem, params), value, f"{stem}_passed")
     if params is None:
         q = ir.node("DynamicQuantizeLinear", [value], num_outputs=3, name=f"{stem}_q")
         parameters = list(q.outputs[1:])
@@ -215,6 +221,21 @@ def _passed(value: ir.Value, stem: str, params: Rounding) -> ir.Graph:
         output.name = f"{stem}_q_{index}"
     dq = ir.node("DequantizeLinear", [q.outputs[0], *parameters], name=f"{stem}_dq")
     return _finished(body, [q, dq], value, f"{stem}_passed")
+
+
+def _looked_up(body: ir.Graph, value: ir.Value, stem: str, lookup: Lookup) -> list[ir.Node]:
+    """Return the nodes that round the result of a HardSigmoid as its lookup does."""
+    scale, top = float(lookup.read.scale), LEVELS * float(lookup.read.scale)
+    floats = {"step": lookup.step, "scale": scale, "one": 1.0, "top": top}
+    known = {name: add_initializer(body, f"{stem}_{name}", np.asarray(x, np.float32)) for name, x in floats.items()}
+    zero = add_initializer(body, f"{stem}_zero_point", lookup.read.zero_point)
+    q = ir.node("QuantizeLinear", [value, known["step"], zero], name=f"{stem}_q")
+    dq = ir.node("DequantizeLinear", [q.outputs[0], known["scale"], zero], name=f"{stem}_dq")
+    below = ir.node("Less", [value, known["one"]], name=f"{stem}_below")
+    chosen = ir.node("Where", [below.outputs[0], dq.outputs[0], known["top"]], name=f"{stem}_where")
+    for node in (q, dq, below):
+        node.outputs[0].name = f"{node.name}_output"
+    return [q, dq, below, chosen]
 
 
 def _in_blocks(body: ir.Graph, value: ir.Value, stem: str, size: int) -> list[ir.Node]:
