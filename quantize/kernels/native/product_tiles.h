@@ -307,12 +307,12 @@ struct InTiles {
   }
 
   // Returns the products of one task, about. A thread that waits for another one loses more than small tasks cost.
-  static int64_t work() { return has_several_threads() ? kWork / 8 : kWork; }
+  static int64_t work(int64_t) { return has_several_threads() ? kWork / 8 : kWork; }
 
-  // Returns the pixels of one task of a flat convolution: they and their results stay in the second cache.
-  static int64_t pixels(int64_t inputs, int64_t outputs) {
+  // Returns the pixels of a task with some products of a flat convolution: they and their results stay in the second cache.
+  static int64_t pixels(int64_t inputs, int64_t outputs, int64_t work) {
     constexpr int64_t kBlock = 1 << 17;
-    return std::clamp<int64_t>(std::min(kBlock / (inputs + outputs), work() / (outputs * inputs)), 2 * kTile, 2048);
+    return std::clamp<int64_t>(std::min(kBlock / (inputs + outputs), work / (outputs * inputs)), 2 * kTile, 2048);
   }
 };
 

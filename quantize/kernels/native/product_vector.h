@@ -8,6 +8,7 @@
 #include "block.h"
 #include "border.h"
 #include "finish.h"
+#include "threads.h"
 
 namespace requant::REQUANT_TARGET {
 
@@ -122,12 +123,16 @@ struct InVectors {
   // Returns the vectors of the next panel: 1, 2 or 4. Narrow panels come first, see `panel_of_vectors`.
   static int64_t vectors(int64_t left, int64_t) { return left % 2 ? 1 : left % kPanelVectors ? 2 : kPanelVectors; }
 
-  static int64_t work() { return kWork; }
+  // Returns the products of one task, about, in a convolution with `all`. Three tasks on two threads would take as long as four.
+  static int64_t work(int64_t all) {
+    constexpr int64_t kTasks = 16;
+    return has_several_threads() ? std::clamp<int64_t>(all / kTasks, kWork / 4, kWork) : kWork;
+  }
 
-  // Returns the pixels of one task of a flat convolution: their bytes stay in the nearest cache.
-  static int64_t pixels(int64_t inputs, int64_t outputs) {
+  // Returns the pixels of a task with some products of a flat convolution: their bytes stay in the nearest cache.
+  static int64_t pixels(int64_t inputs, int64_t outputs, int64_t work) {
     constexpr int64_t kBlock = 1 << 16;
-    return std::clamp<int64_t>(std::min(kBlock / inputs, kWork / (outputs * inputs)), 24, 96);
+    return std::clamp<int64_t>(std::min(kBlock / inputs, work / (outputs * inputs)), 24, 96);
   }
 };
 
