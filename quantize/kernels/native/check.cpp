@@ -127,21 +127,41 @@ void define(const Convolution& conv, const uint8_t* x, const uint8_t* residual, 
   }
 }
 
-// Returns whether an instruction set finds the mean of some pixels.
-bool means_are_right(const Target& target, Random& random, Guarded& x, size_t channels) {
-  std::vector<const uint8_t*> pixels;
-  for (size_t i = 0; i + channels <= x.size(); i += channels)
-    if (draw(random, 0, 2) || i == 0) pixels.push_back(x.data() + i);
-  const Mean mean{0.7f / static_cast<float>(pixels.size()), static_cast<int>(draw(random, 0, 255) * pixels.size()),
+// Returns windows that are inside of some pixels.
+Windows drawn_windows(Random& random, const Guarded& x, int64_t channels) {
+  const int64_t pixels = static_cast<int64_t>(x.size()) / channels;
+  const int64_t across_step = draw(random, 1, 3), step = draw(random, 1, 3);
+  const int64_t across = draw(random, 1, std::min<int64_t>((pixels - 1) / across_step + 1, draw(random, 0, 7) ? 9 : 700));
+  const int64_t left = pixels - 1 - (across - 1) * across_step, down_step = draw(random, 1, std::max<int64_t>(left, 1));
+  const int64_t down = draw(random, 1, std::min<int64_t>(left / down_step + 1, 9));
+  const int64_t most = std::min<int64_t>((left - (down - 1) * down_step) / step + 1, 20);
+  return {x.data(), static_cast<size_t>(down), static_cast<size_t>(across), static_cast<size_t>(draw(random, 1, most)),
+          down_step * channels, across_step * channels, step * channels};
+}
+
+// Returns whether an instruction set finds means and maxima of windows.
+bool windows_are_right(const Target& target, Random& random, const Guarded& x, int64_t channels) {
+  const Windows windows = drawn_windows(random, x, channels);
+  const Mean mean{0.7f / static_cast<float>(windows.pixels()), static_cast<int>(draw(random, 0, 255) * windows.pixels()),
                   static_cast<int>(draw(random, 0, 255))};
-  Guarded found(channels);
-  target.mean_pixels(pixels.data(), pixels.size(), channels, mean, found.data());
-  for (size_t c = 0; c < channels; ++c) {
+  Guarded means(windows.count * channels), maxima(means.size());
+  target.mean_windows(windows, static_cast<size_t>(channels), mean, means.data());
+  target.max_windows(windows, static_cast<size_t>(channels), maxima.data());
+  bool right = true;
+  for (size_t i = 0; i < means.size(); ++i) {
+    const uint8_t* first = windows.first + static_cast<int64_t>(i) / channels * windows.step + static_cast<int64_t>(i) % channels;
     int64_t sum = -mean.shift;
-    for (const uint8_t* pixel : pixels) sum += pixel[c];
-    if (found.data()[c] != clipped(mean.multiplier * static_cast<float>(sum), mean.y_zero)) return false;
+    uint8_t most = 0;
+    for (size_t pixel = 0; pixel < windows.pixels(); ++pixel) {
+      const int64_t y = static_cast<int64_t>(pixel / windows.across), across = static_cast<int64_t>(pixel % windows.across);
+      const uint8_t value = first[y * windows.down_step + across * windows.across_step];
+      sum += value;
+      most = std::max(most, value);
+    }
+    right = right && maxima.data()[i] == most;
+    right = right && means.data()[i] == clipped(mean.multiplier * static_cast<float>(sum), mean.y_zero);
   }
-  return true;
+  return right;
 }
 
 // Returns whether an instruction set adds and multiplies two tensors; the second one may repeat.
@@ -263,7 +283,7 @@ bool check_one(uint64_t seed) {
     }
     target->lookup(expected.data(), found.data(), found.size(), table.data());
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
-    right = right && means_are_right(*target, random, x, conv.inputs);
+    right = right && windows_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x) && pixels_are_right(*target, random);
     right = right && lines_are_right(*target, random, x);
     right = right && interpolations_are_right(*target, random) && floats_are_right(*target, random);

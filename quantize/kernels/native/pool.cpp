@@ -10,7 +10,6 @@
 // `inside` is the number of values under the kernel, and `count` too, or all taps of the kernel with count_include_pad; with
 // ceil_mode also those behind the padding, which ONNX does not count: no model that requant writes has both.
 #include <algorithm>
-#include <utility>
 
 #include "operators.h"
 #include "target.h"
@@ -23,7 +22,7 @@ constexpr Requirement require{"ai.requant: a pool"};
 
 constexpr int64_t kMostPixels = int64_t{1} << 23;  // of one mean: their sum fits in 31 bits
 
-// Moves a kernel over images, and calls a function for each place with the pixels under it.
+// Moves a kernel over images, and calls a function for windows side by side with equal numbers of pixels.
 class Pool {
  public:
   explicit Pool(const ort::Node& node) : ceil_(node.attribute("ceil_mode", 0) != 0) {
@@ -36,7 +35,7 @@ class Pool {
 
   int64_t taps() const { return window_.taps(); }
 
-  // Calls reduce(pixels, number of pixels, channels, to); `empty` is the result where no pixel is under the kernel.
+  // Calls reduce(windows, channels, to); `empty` is the result where no pixel is under the kernel.
   template <class Reduce>
   void run(const ort::Run& run, uint8_t empty, const Reduce& reduce) const {
     const ort::Tensor x = run.input(0);
@@ -51,20 +50,17 @@ class Pool {
       const uint8_t* from = x.as<uint8_t>() + image * extent.height * extent.width * channels;
       uint8_t* to = y + static_cast<int64_t>(index) * extent.columns * channels;
       const Taps down = taps(0, row, extent.height);
-      thread_local std::vector<const uint8_t*> pixels;  // grows to the largest kernel
-      const int64_t step = window_.stride[1] * channels;
-      bool whole = false;  // whether the kernel was inside of the image at the column before
-      for (int64_t column = 0; column < extent.columns; ++column, to += channels) {
+      for (int64_t column = 0; column < extent.columns;) {
         const Taps across = taps(1, column, extent.width);
-        const bool before = std::exchange(whole, across.first == 0 && across.end == window_.kernel[1]);
-        if (before && whole)
-          for (const uint8_t*& pixel : pixels) pixel += step;
-        else
-          find(from, extent, channels, down, across, pixels);
-        if (pixels.empty())  // the taps of a dilated kernel lie on both sides of a small image
+        const Windows windows = windows_at(from, extent, channels, down, across);
+        const size_t count = std::min(windows.count, static_cast<size_t>(extent.columns - column));
+        if (windows.pixels() == 0)  // the taps of a dilated kernel lie on both sides of a small image
           std::fill_n(to, channels, empty);
         else
-          reduce(pixels.data(), pixels.size(), static_cast<size_t>(channels), to);
+          reduce({windows.first, windows.down, windows.across, count, windows.down_step, windows.across_step, windows.step},
+                 static_cast<size_t>(channels), to);
+        column += static_cast<int64_t>(count);
+        to += static_cast<int64_t>(count) * channels;
       }
     });
   }
@@ -91,15 +87,19 @@ class Pool {
     return {begin, outside, std::min(window_.kernel[axis], inside)};
   }
 
-  // Finds the pixels under the kernel.
-  void find(const uint8_t* from, const Extent& extent, int64_t channels, const Taps& down, const Taps& across,
-            std::vector<const uint8_t*>& pixels) const {
-    pixels.clear();
-    for (int64_t ky = down.first; ky < down.end; ++ky) {
-      const int64_t y = down.begin + ky * window_.dilation[0], x = across.begin + across.first * window_.dilation[1];
-      const uint8_t* pixel = from + (y * extent.width + x) * channels;
-      for (int64_t kx = across.first; kx < across.end; ++kx, pixel += window_.dilation[1] * channels) pixels.push_back(pixel);
-    }
+  // Returns the window of the image under the kernel, and how many follow it that are as wide: one at the border.
+  Windows windows_at(const uint8_t* image, const Extent& extent, int64_t channels, const Taps& down, const Taps& across) const {
+    const int64_t y = down.begin + down.first * window_.dilation[0], x = across.begin + across.first * window_.dilation[1];
+    const int64_t reach = window_.dilation[1] * (window_.kernel[1] - 1) + 1, room = extent.width - reach - across.begin;
+    const bool whole = across.first == 0 && across.end == window_.kernel[1];
+    const auto taps_of = [](const Taps& some) { return static_cast<size_t>(std::max<int64_t>(some.end - some.first, 0)); };
+    return {.first = image + (y * extent.width + x) * channels,
+            .down = taps_of(down),
+            .across = taps_of(across),
+            .count = whole ? static_cast<size_t>(room / window_.stride[1] + 1) : 1,
+            .down_step = window_.dilation[0] * extent.width * channels,
+            .across_step = window_.dilation[1] * channels,
+            .step = window_.stride[1] * channels};
   }
 
   Window window_;
@@ -110,7 +110,7 @@ class MaximumKernel {
  public:
   explicit MaximumKernel(const ort::Node& node) : target_(chosen()), pool_(node) {}
 
-  void run(const ort::Run& run) const { pool_.run(run, 0, target_.max_pixels); }
+  void run(const ort::Run& run) const { pool_.run(run, 0, target_.max_windows); }
 
  private:
   const Target& target_;
@@ -144,9 +144,9 @@ class MeanKernel {
   }
 
   void run(const ort::Run& run) const {
-    pool_.run(run, scales_.zero(), [&](const uint8_t* const* pixels, size_t inside, size_t channels, uint8_t* to) {
-      const size_t count = all_ ? static_cast<size_t>(pool_.taps()) : inside;
-      target_.mean_pixels(pixels, inside, channels, scales_.mean(count, inside), to);
+    pool_.run(run, scales_.zero(), [&](const Windows& windows, size_t channels, uint8_t* to) {
+      const size_t inside = windows.pixels(), count = all_ ? static_cast<size_t>(pool_.taps()) : inside;
+      target_.mean_windows(windows, channels, scales_.mean(count, inside), to);
     });
   }
 
@@ -171,11 +171,8 @@ class GlobalMeanKernel {
     const size_t count = static_cast<size_t>(pixels);
     run.parallel(static_cast<size_t>(x.shape[0]), [&](size_t image) {
       const uint8_t* from = x.as<uint8_t>() + static_cast<int64_t>(image) * pixels * channels;
-      thread_local std::vector<const uint8_t*> places;  // grows to the largest image
-      places.resize(count);
-      for (size_t pixel = 0; pixel < count; ++pixel) places[pixel] = from + static_cast<int64_t>(pixel) * channels;
-      target_.mean_pixels(places.data(), count, static_cast<size_t>(channels), scales_.mean(count, count),
-                          y + static_cast<int64_t>(image) * channels);
+      target_.mean_windows({from, 1, count, 1, 0, channels, 0}, static_cast<size_t>(channels), scales_.mean(count, count),
+                           y + static_cast<int64_t>(image) * channels);
     });
   }
 

@@ -1,4 +1,4 @@
-// Sums and maxima over pixels, channel by channel.
+// Means and maxima of the pixels in windows, channel by channel.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,23 @@ namespace requant::REQUANT_TARGET {
 constexpr size_t kChannels = 64;   // at a time: their sums stay in registers
 constexpr size_t kShort = 1 << 8;  // so many bytes add up in 16 bits
 
-// Adds `Count` channels from `first` on of some pixels, and writes their means. The compiler turns the loops into vectors.
+// Adds `Count` channels of some pixels, at most `kShort`, to sums. The compiler turns the loops into vectors.
 template <size_t Count>
-void mean_some(const uint8_t* const* from, size_t pixels, size_t first, const Mean& mean, uint8_t* to) {
+__attribute__((noinline)) void add_pixels(const uint8_t* pixel, size_t pixels, ptrdiff_t step, int32_t* sum) {
+  uint16_t part[Count] = {};
+  for (; pixels > 0; --pixels, pixel += step)
+    for (size_t c = 0; c < Count; ++c) part[c] = static_cast<uint16_t>(part[c] + pixel[c]);
+  for (size_t c = 0; c < Count; ++c) sum[c] += part[c];
+}
+
+// Writes the means of `Count` channels of a window.
+template <size_t Count>
+void mean_some(const Windows& window, const uint8_t* from, const Mean& mean, uint8_t* to) {
   int32_t sum[kChannels] = {};
-  for (size_t start = 0; start < pixels; start += kShort) {
-    uint16_t part[Count] = {};
-    for (size_t pixel = start; pixel < std::min(pixels, start + kShort); ++pixel)
-      for (size_t c = 0; c < Count; ++c) part[c] = static_cast<uint16_t>(part[c] + from[pixel][first + c]);
-    for (size_t c = 0; c < Count; ++c) sum[c] += part[c];
-  }
+  for (size_t y = 0; y < window.down; ++y, from += window.down_step)
+    for (size_t x = 0; x < window.across; x += kShort)
+      add_pixels<Count>(from + static_cast<ptrdiff_t>(x) * window.across_step, std::min(kShort, window.across - x),
+                        window.across_step, sum);
   for (int32_t& each : sum) each -= mean.shift;
   const float least = static_cast<float>(-mean.y_zero), most = static_cast<float>(255 - mean.y_zero);
   uint8_t made[kChannels];
@@ -30,39 +37,47 @@ void mean_some(const uint8_t* const* from, size_t pixels, size_t first, const Me
     const Floats value = times(floats(load_ints(sum + c)), fill_floats(mean.multiplier));
     store_narrow(made + c, rounded(value, least, most), mean.y_zero);
   }
-  std::copy_n(made, Count, to + first);
+  std::copy_n(made, Count, to);
 }
 
-// Writes the means of all channels: of 64 at a time, and of fewer behind them.
-template <size_t Count = kChannels>
-void mean_from(size_t first, const uint8_t* const* from, size_t pixels, size_t channels, const Mean& mean, uint8_t* to) {
-  for (; first + Count <= channels; first += Count) mean_some<Count>(from, pixels, first, mean, to);
-  if constexpr (Count > 1) mean_from<Count / 2>(first, from, pixels, channels, mean, to);
-}
-
-inline void mean_pixels(const uint8_t* const* from, size_t pixels, size_t channels, const Mean& mean, uint8_t* to) {
-  mean_from(0, from, pixels, channels, mean, to);
-}
-
-// Writes the largest values of `Count` channels from `first` on.
+// Writes the largest values of `Count` channels of the pixels of a window.
 template <size_t Count>
-void max_some(const uint8_t* const* from, size_t pixels, size_t first, uint8_t* to) {
-  uint8_t most[Count];
-  std::copy_n(from[0] + first, Count, most);
-  for (size_t pixel = 1; pixel < pixels; ++pixel)
-    for (size_t c = 0; c < Count; ++c) most[c] = std::max(most[c], from[pixel][first + c]);
-  std::copy_n(most, Count, to + first);
+REQUANT_INLINE void max_some(const Windows& window, const uint8_t* from, uint8_t* to) {
+  uint8_t most[Count] = {};
+  for (size_t y = 0; y < window.down; ++y, from += window.down_step) {
+    const uint8_t* pixel = from;
+    for (size_t x = 0; x < window.across; ++x, pixel += window.across_step)
+      for (size_t c = 0; c < Count; ++c) most[c] = std::max(most[c], pixel[c]);
+  }
+  std::copy_n(most, Count, to);
 }
 
-template <size_t Count = kChannels>
-void max_from(size_t first, const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to) {
-  for (; first + Count <= channels; first += Count) max_some<Count>(from, pixels, first, to);
-  if constexpr (Count > 1) max_from<Count / 2>(first, from, pixels, channels, to);
+// Calls reduce<Count>(from, to) for all channels of a window: 64 at a time, and fewer behind them.
+template <size_t Count = kChannels, class Reduce>
+REQUANT_INLINE void reduce_channels(size_t channels, const uint8_t* from, uint8_t* to, const Reduce& reduce) {
+  for (; channels >= Count; channels -= Count, from += Count, to += Count) reduce.template operator()<Count>(from, to);
+  if constexpr (Count > 1) reduce_channels<Count / 2>(channels, from, to, reduce);
 }
 
-// to[c] = the largest of from[p, c] over some pixels, given by their places.
-inline void max_pixels(const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to) {
-  max_from(0, from, pixels, channels, to);
+template <class Reduce>
+REQUANT_INLINE void reduce_windows(const Windows& windows, size_t channels, uint8_t* to, const Reduce& reduce) {
+  const uint8_t* from = windows.first;
+  for (size_t window = 0; window < windows.count; ++window, from += windows.step, to += channels)
+    reduce_channels(channels, from, to, reduce);
+}
+
+// to[w, c] = the mean of channel c in window w.
+inline void mean_windows(const Windows& windows, size_t channels, const Mean& mean, uint8_t* to) {
+  reduce_windows(windows, channels, to, [&]<size_t Count>(const uint8_t* first, uint8_t* result) {
+    mean_some<Count>(windows, first, mean, result);
+  });
+}
+
+// to[w, c] = the largest value of channel c in window w.
+inline void max_windows(const Windows& windows, size_t channels, uint8_t* to) {
+  reduce_windows(windows, channels, to, [&]<size_t Count>(const uint8_t* first, uint8_t* result) {
+    max_some<Count>(windows, first, result);
+  });
 }
 
 }  // namespace requant::REQUANT_TARGET

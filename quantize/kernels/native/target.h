@@ -211,6 +211,15 @@ struct Pair {
   bool fits() const { return product ? 255.0 * 255.0 * ratio[1] < kMost : 255.0 * (ratio[0] + ratio[1]) < kMost; }
 };
 
+// Windows of an image that stand side by side: each has `down` rows of `across` pixels. The steps are in bytes: from one row of a
+// window to the next, from one of its pixels to the next, and from one window to the next.
+struct Windows {
+  const uint8_t* first;
+  size_t down, across, count;
+  ptrdiff_t down_step, across_step, step;
+  size_t pixels() const { return down * across; }
+};
+
 // How the sum of some pixels becomes their mean: y = clip(rint(multiplier * (sum - shift)) + y_zero).
 struct Mean {
   float multiplier;
@@ -276,10 +285,10 @@ struct Target {
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
   // Computes y from `count` elements of a and `period` of b, which stand for each `period` elements of a.
   void (*combine)(const Pair& pair, const uint8_t* a, const uint8_t* b, size_t count, size_t period, uint8_t* y);
-  // to[c] = the mean of from[p][c] over some pixels p; at most 2^23 pixels.
-  void (*mean_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, const Mean& mean, uint8_t* to);
-  // to[c] = the largest from[p][c] over all pixels p; at least one pixel.
-  void (*max_pixels)(const uint8_t* const* from, size_t pixels, size_t channels, uint8_t* to);
+  // to[w, c] = the mean of channel c in window w; at most 2^23 pixels.
+  void (*mean_windows)(const Windows& windows, size_t channels, const Mean& mean, uint8_t* to);
+  // to[w, c] = the largest value of channel c in window w; at least one pixel.
+  void (*max_windows)(const Windows& windows, size_t channels, uint8_t* to);
   // to[p, c] = clip(rint(from[c, p] / scale) + zero, 0, 255) for `count` pixels p; at most three channels.
   void (*quantize_pixels)(const float* from, int64_t count, const Planes& planes, uint8_t* to);
   // to[p, c] = clip(rint(ratio * (x - zero)) + y_zero), where x is between the values of channel c at four pixels: two columns

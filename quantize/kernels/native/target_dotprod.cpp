@@ -14,7 +14,7 @@ extern const Target target_dotprod;
 const Target target_dotprod = {
     "dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::matrix, dotprod::block_matrix, dotprod::attend_head,
     dotprod::normalize, dotprod::reset_state, dotprod::next_state, dotprod::next_cell, dotprod::look_up,
-    dotprod::combine, dotprod::mean_pixels, dotprod::max_pixels, dotprod::quantize_pixels, dotprod::interpolate,
+    dotprod::combine, dotprod::mean_windows, dotprod::max_windows, dotprod::quantize_pixels, dotprod::interpolate,
     dotprod::softmax, dotprod::softmax_of_bytes, dotprod::bend_lines};
 
 }  // namespace requant

@@ -13,7 +13,7 @@ extern const Target target_portable;
 const Target target_portable = {
     "portable", cpu::has_portable, portable::convolution, portable::matrix, portable::block_matrix,
     portable::attend_head, portable::normalize, portable::reset_state, portable::next_state, portable::next_cell,
-    portable::look_up, portable::combine, portable::mean_pixels, portable::max_pixels, portable::quantize_pixels,
+    portable::look_up, portable::combine, portable::mean_windows, portable::max_windows, portable::quantize_pixels,
     portable::interpolate, portable::softmax, portable::softmax_of_bytes, portable::bend_lines};
 
 }  // namespace requant
