@@ -52,15 +52,14 @@ class Pool {
       const Taps down = taps(0, row, extent.height);
       for (int64_t column = 0; column < extent.columns;) {
         const Taps across = taps(1, column, extent.width);
-        const Windows windows = windows_at(from, extent, channels, down, across);
-        const size_t count = std::min(windows.count, static_cast<size_t>(extent.columns - column));
+        Windows windows = windows_at(from, extent, channels, down, across);
+        windows.count = std::min(windows.count, static_cast<size_t>(extent.columns - column));
         if (windows.pixels() == 0)  // the taps of a dilated kernel lie on both sides of a small image
           std::fill_n(to, channels, empty);
         else
-          reduce({windows.first, windows.down, windows.across, count, windows.down_step, windows.across_step, windows.step},
-                 static_cast<size_t>(channels), to);
-        column += static_cast<int64_t>(count);
-        to += static_cast<int64_t>(count) * channels;
+          reduce(windows, static_cast<size_t>(channels), to);
+        column += static_cast<int64_t>(windows.count);
+        to += static_cast<int64_t>(windows.count) * channels;
       }
     });
   }
@@ -87,7 +86,7 @@ class Pool {
     return {begin, outside, std::min(window_.kernel[axis], inside)};
   }
 
-  // Returns the window of the image under the kernel, and how many follow it that are as wide: one at the border.
+  // Returns the window of the image under the kernel and those beside it that are as wide; at the border it is alone.
   Windows windows_at(const uint8_t* image, const Extent& extent, int64_t channels, const Taps& down, const Taps& across) const {
     const int64_t y = down.begin + down.first * window_.dilation[0], x = across.begin + across.first * window_.dilation[1];
     const int64_t reach = window_.dilation[1] * (window_.kernel[1] - 1) + 1, room = extent.width - reach - across.begin;
