@@ -113,7 +113,7 @@ def insert_qdq(
     _shift_behind_products(nodes, weights.adjusted)
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
     lookups = lookups_of(plan, nodes)
-    qparams = with_lookups(plan, nodes, qparams)
+    qparams = with_lookups(lookups, qparams)
     applied = _rewrite_without_pairs(plan, nodes, weights)
     for unit in integer:
         applied += _constants(nodes[unit.nodes[0]], unit, qparams[plan.root(unit.inputs[0])], scheme, weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -222,9 +222,9 @@ def lookups_of(plan: Plan, nodes: Mapping[str, ir.Node]) -> list[ir.Node]:
     return [nodes[name] for unit in units for name in unit.nodes if nodes[name].op_type == "HardSigmoid"]
 
 
-def with_lookups(plan: Plan, nodes: Mapping[str, ir.Node], qparams: Mapping[str, QParams]) -> Mapping[str, QParams]:
+def with_lookups(lookups: Iterable[ir.Node], qparams: Mapping[str, QParams]) -> Mapping[str, QParams]:
     """Return scales and zero points with those of the results of lookups, which the operator gives and not the data."""
-    return {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups_of(plan, nodes)}}
+    return {**qparams, **{str(node.outputs[0].name): gate_params(node) for node in lookups}}
 
 
 def to_lookup(node: ir.Node, writer: Writer) -> None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.insert_qdq import constant_operands
-from ...transforms.int8_forms import RECURRENT, with_lookups
+from ...transforms.int8_forms import RECURRENT, lookups_of, with_lookups
 from ...transforms.int8_weights import Adjustment, WeightWriter, turned
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Plan, Unit
@@ -43,7 +43,7 @@ def integer_constants(
         blocks=scheme.blocks,
     )
     nodes = nodes_by_name(copy)
-    qparams = with_lookups(plan, nodes, qparams)
+    qparams = with_lookups(lookups_of(plan, nodes), qparams)
     found = {}
     for unit in plan.units:
         node = nodes[unit.nodes[0]]

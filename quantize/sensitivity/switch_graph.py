@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -225,29 +226,21 @@ def _passed(value: ir.Value, stem: str, params: Rounding) -> ir.Graph:
 
 def _looked_up(body: ir.Graph, value: ir.Value, stem: str, lookup: Lookup) -> list[ir.Node]:
     """Return the nodes that round the result of a HardSigmoid as its lookup does."""
-    scale, top = float(lookup.read.scale), LEVELS * float(lookup.read.scale)
-    floats = {"step": lookup.step, "scale": scale, "one": 1.0, "top": top}
+    nodes: list[ir.Node] = []
+    add, scale = partial(_added, nodes, stem), float(lookup.read.scale)
+    floats = {"step": lookup.step, "scale": scale, "one": 1.0, "top": LEVELS * scale}
     known = {name: add_initializer(body, f"{stem}_{name}", np.asarray(x, np.float32)) for name, x in floats.items()}
     zero = add_initializer(body, f"{stem}_zero_point", lookup.read.zero_point)
-    q = ir.node("QuantizeLinear", [value, known["step"], zero], name=f"{stem}_q")
-    dq = ir.node("DequantizeLinear", [q.outputs[0], known["scale"], zero], name=f"{stem}_dq")
-    below = ir.node("Less", [value, known["one"]], name=f"{stem}_below")
-    chosen = ir.node("Where", [below.outputs[0], dq.outputs[0], known["top"]], name=f"{stem}_where")
-    for node in (q, dq, below):
-        node.outputs[0].name = f"{node.name}_output"
-    return [q, dq, below, chosen]
+    codes = add("QuantizeLinear", value, known["step"], zero)
+    # the operator ends at 1, and the codes of the lookup go on to the last one
+    add("Where", add("Less", value, known["one"]), add("DequantizeLinear", codes, known["scale"], zero), known["top"])
+    return nodes
 
 
 def _in_blocks(body: ir.Graph, value: ir.Value, stem: str, size: int) -> list[ir.Node]:
     """Return the nodes that round each block of the last axis as a MatMulNBits does: to 127 steps of its peak."""
     nodes: list[ir.Node] = []
-
-    def add(op: str, *inputs: ir.Value, **attributes: list[int]) -> ir.Value:
-        node = ir.node(op, inputs, attributes, name=f"{stem}_{len(nodes)}")
-        node.outputs[0].name = f"{stem}_{len(nodes)}_output"
-        nodes.append(node)
-        return node.outputs[0]
-
+    add = partial(_added, nodes, stem)
     shape = add_initializer(body, f"{stem}_shape", np.array([-1, 1, size]))
     steps, tiny = (
         add_initializer(body, f"{stem}_{name}", np.asarray(number, np.float32))
@@ -259,6 +252,14 @@ def _in_blocks(body: ir.Graph, value: ir.Value, stem: str, size: int) -> list[ir
     rounded = add("Mul", add("Round", add("Div", blocks, step)), step)
     add("Reshape", rounded, add("Shape", value))
     return nodes
+
+
+def _added(nodes: list[ir.Node], stem: str, op: str, *inputs: ir.Value, **attributes: list[int]) -> ir.Value:
+    """Append a node to `nodes`, and return its result."""
+    node = ir.node(op, inputs, attributes, name=f"{stem}_{len(nodes)}")
+    node.outputs[0].name = f"{stem}_{len(nodes)}_output"
+    nodes.append(node)
+    return node.outputs[0]
 
 
 def _copied(value: ir.Value, stem: str) -> ir.Graph:

@@ -18,9 +18,10 @@ from onnx import numpy_helper
 
 from requant.quantize import Options, Selection, quantize_model
 from requant.quantize.runtime.profile import executed
+from requant.quantize.sensitivity.switch_model import tensor_switches
 from requant.transforms import verify
 from requant.transforms.insert_qdq import insert_qdq
-from requant.transforms.int8_forms import gate_obstacle, gate_params, to_lookup
+from requant.transforms.int8_forms import gate_obstacle, gate_params, lookup_rounding, to_lookup
 from requant.transforms.plan import Choice, Impl, Plan
 from requant.transforms.qdq_to_qoperator import qdq_to_qoperator
 from requant.transforms.qparams import QParams, Scheme, asymmetric_u8
@@ -64,6 +65,25 @@ def lookup(slope: float, height: float, scale: float, zero: int) -> tuple[Array,
     assert [node.op_type for node in model.graph] == ["QLinearLeakyRelu"]
     verify(model)
     return run(model, CODES)[0], params
+
+
+@pytest.mark.parametrize(("slope", "height"), [(1 / 6, 0.5), (0.2, 0.5), (0.3, 0.4)])
+def test_switches_round_as_the_lookup_does(slope: float, height: float) -> None:
+    """Between 1 and the middle of the last two codes the lookup has the last but one; the operator is at its end."""
+    scale, zero = 0.0517, 128
+    codes, params = lookup(slope, height, scale, zero)
+    x = ((CODES - float(zero)) * np.float32(scale)).astype(np.float32)
+    text = f"""{HEAD} g (float[256] x) => (float[256] y) {{
+      h = HardSigmoid <alpha = {slope!r}, beta = {height!r}> (x)
+      y = Identity(h)
+    }}"""
+    model = ir.from_onnx_text(text)
+    board = tensor_switches(model, {"h": lookup_rounding(model.graph[0])})
+    found = board.run({"x": x}, board.everything)["y"]
+    line, step = slope * x.astype(np.float64) + height, step_and_excess(height)[0]
+    same = (line < 1) | (line > 254.5 * step)
+    assert same.sum() > 250
+    np.testing.assert_array_equal(found[same], (codes * params.scale)[same])
 
 
 def allowed(slope: float, height: float) -> bool:

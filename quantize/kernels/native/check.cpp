@@ -135,8 +135,13 @@ Windows drawn_windows(Random& random, const Guarded& x, int64_t channels) {
   const int64_t left = pixels - 1 - (across - 1) * across_step, down_step = draw(random, 1, std::max<int64_t>(left, 1));
   const int64_t down = draw(random, 1, std::min<int64_t>(left / down_step + 1, 9));
   const int64_t most = std::min<int64_t>((left - (down - 1) * down_step) / step + 1, 20);
-  return {x.data(), static_cast<size_t>(down), static_cast<size_t>(across), static_cast<size_t>(draw(random, 1, most)),
-          down_step * channels, across_step * channels, step * channels};
+  return {.first = x.data(),
+          .down = static_cast<size_t>(down),
+          .across = static_cast<size_t>(across),
+          .count = static_cast<size_t>(draw(random, 1, most)),
+          .down_step = down_step * channels,
+          .across_step = across_step * channels,
+          .step = step * channels};
 }
 
 // Returns whether an instruction set finds means and maxima of windows.

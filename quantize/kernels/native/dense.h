@@ -77,21 +77,21 @@ class Dense final : public ConvolutionKernel {
   Grid grid_of(const Extent& extent) const {
     const int64_t all = static_cast<int64_t>(packed_.panels().size());
     const int64_t pixel = conv_.outputs * conv_.taps() * depth_;  // products
-    const int64_t task = Way::work(extent.batch * extent.rows * extent.columns * pixel);
+    const int64_t of_task = Way::work(extent.batch * extent.rows * extent.columns * pixel);
     Grid grid{1, extent.rows, 1, extent.columns, 1, all};
     if (conv_.pointwise()) {
-      grid.blocks = divided(extent.columns, pixels_of_block(task));
+      grid.blocks = divided(extent.columns, pixels_of_block(of_task));
       grid.columns = divided(extent.columns, grid.blocks);
       grid.blocks = divided(extent.columns, grid.columns);
     } else {
-      const int64_t worth = std::max<int64_t>(4, task / (pixel * extent.columns));
+      const int64_t worth = std::max<int64_t>(4, of_task / (pixel * extent.columns));
       grid.bands = divided(extent.rows, far() ? rows_held(extent) : std::min(rows_held(extent), worth));
       grid.rows = divided(extent.rows, grid.bands);
       grid.bands = divided(extent.rows, grid.rows);
     }
     const int64_t work = pixel * grid.columns * grid.rows;
     if (conv_.table.empty())  // all panels may write the same channels before one looks them up
-      grid.panels = divided(all, std::clamp<int64_t>(work / task, 1, all));
+      grid.panels = divided(all, std::clamp<int64_t>(work / of_task, 1, all));
     grid.chunks = divided(all, grid.panels);
     return grid;
   }
@@ -99,9 +99,9 @@ class Dense final : public ConvolutionKernel {
   // Whether weights come from the third cache or from memory. Then as many pixels as possible share them; tasks differ in panels.
   bool far() const { return packed_.bytes() > kNear && conv_.table.empty(); }
 
-  int64_t pixels_of_block(int64_t task) const {
+  int64_t pixels_of_block(int64_t of_task) const {
     const int64_t pixel = depth_ + conv_.outputs;  // bytes of a pixel and of its results
-    return far() ? std::max<int64_t>(kFarBlock / pixel, 32) : Way::pixels(depth_, conv_.outputs, task);
+    return far() ? std::max<int64_t>(kFarBlock / pixel, 32) : Way::pixels(depth_, conv_.outputs, of_task);
   }
 
   // Returns the rows of the result whose patches stay in the second cache, if they have to be copied.

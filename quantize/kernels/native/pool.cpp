@@ -170,7 +170,9 @@ class GlobalMeanKernel {
     const size_t count = static_cast<size_t>(pixels);
     run.parallel(static_cast<size_t>(x.shape[0]), [&](size_t image) {
       const uint8_t* from = x.as<uint8_t>() + static_cast<int64_t>(image) * pixels * channels;
-      target_.mean_windows({from, 1, count, 1, 0, channels, 0}, static_cast<size_t>(channels), scales_.mean(count, count),
+      const Windows whole{
+          .first = from, .down = 1, .across = count, .count = 1, .down_step = 0, .across_step = channels, .step = 0};
+      target_.mean_windows(whole, static_cast<size_t>(channels), scales_.mean(count, count),
                            y + static_cast<int64_t>(image) * channels);
     });
   }
