@@ -97,6 +97,7 @@ join("simplify", 170, "reduce_mean_to_pool")
 join("simplify", 180, "sum_to_add")
 join("simplify", 190, "flush_denormals")
 join("simplify", 200, "merge_duplicate_nodes")
+join("simplify", 200, "nest_concats")
 join("simplify", 210, "strip_unused_nodes")
 
 # The stages of docs/flow.md, which names the log `min_max.log`.

@@ -167,18 +167,24 @@ class Plan:
         """By tensor, the tensor whose scale and zero point it shares.
 
         A uint8 ``MaxPool`` keeps those of its input. A tensor that only a uint8 ``Concat`` reads, perhaps behind such
-        operators, has those of the result: it is rounded once, and the ``Concat`` copies. In a portable model all
-        inputs of a ``Concat`` have them, because other runtimes only copy.
+        operators, has those of the result: it is rounded once, and the ``Concat`` copies. So has the result of one
+        ``Concat`` that another one reads, whatever else reads it: else the first values of a chain would be rounded in
+        each link. In a portable model all inputs of a ``Concat`` have them, because other runtimes only copy.
         """
         u8 = [u for u in self.units if u.op in OPS and self.impl(u).writes_u8]
         kept = {output: u.inputs[0] for u in u8 if OPS[u.op].kind == "same" for output in u.outputs}
         joins = {u.name: u.outputs[0] for u in u8 if u.op == "Concat"}
         if self.portable:
             return kept | {tensor: joins[u.name] for u in u8 if u.name in joins for tensor in u.inputs}
-        return kept | {tensor: joins[name] for tensor, name in self._sole_readers(kept).items() if name in joins}
+        wholes, shared = {*joins.values()}, {}
+        for tensor, readers in self._readers(kept).items():
+            joined = readers & joins.keys()
+            if len(joined) == 1 and (joined == readers or tensor in wholes):
+                shared[tensor] = joins[joined.pop()]
+        return kept | shared
 
-    def _sole_readers(self, kept: Mapping[str, str]) -> dict[str, str]:
-        """Return the units that alone read a tensor, directly or behind operators that keep its scale, by tensor.
+    def _readers(self, kept: Mapping[str, str]) -> dict[str, set[str]]:
+        """Return the units that read each tensor, directly or behind operators that keep its scale; "" for the user.
 
         Args:
             kept: The inputs of such operators, by result.
@@ -188,7 +194,7 @@ class Plan:
             if not kept.keys() & {*unit.outputs}:
                 for tensor in unit.inputs:
                     readers.setdefault(_end(kept, tensor), set()).add(unit.name)
-        return {tensor: names.pop() for tensor, names in readers.items() if len(names) == 1}
+        return readers
 
     def root(self, tensor: str) -> str:
         """The tensor whose range gives the scale of `tensor`."""

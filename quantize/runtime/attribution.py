@@ -19,10 +19,12 @@ COUNTED = re.compile(r"^fused |_token_\d+$")
 WORDS = (
     "quantize dequantize quantized lookup blocks packed apart cast int8 scale dynamicquantizematmul split scan".split()
 )
-MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/|_nchwc|_nhwc|_q|_dq)(_\d+)?$")
+MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/|(_bn)?_nchwc|_nhwc|_q|_dq)(_\d+)?$")
 """Suffixes that the emitters and the runtime add to the name of a tensor or a node."""
 WITH_FUNCTION = frozenset({"Conv", "FusedConv", "NhwcFusedConv", "FusedGemm"})
 """Executed products that may include the operator behind them, and have its name."""
+BATCH_NORM = re.compile(r"_bn_nchwc(_\d+)?$")
+"""The end of the name of a Conv that is a BatchNormalization in the blocked layout, and includes no other operator."""
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 LAYOUTS = frozenset({"Transpose", "ReorderInput", "ReorderOutput"})
 
@@ -104,7 +106,7 @@ class Owners:
         owner = next((owner for owner in found if owner in self.products), found[-1] if found else None)
         if owner is None:
             return None
-        if run.op in WITH_FUNCTION:
+        if run.op in WITH_FUNCTION and not BATCH_NORM.search(run.node):
             owner = self.before.get(owner, owner)
         return self.leads.get(owner, owner)
 

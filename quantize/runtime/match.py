@@ -20,6 +20,8 @@ PRODUCTS = frozenset(
     "MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul MatMulNBits LSTM GRU RNN Attention "
     "MultiHeadAttention QAttention".split()
 )
+BLOCKED = re.compile(r"(_bn)?_nchwc$")
+"""What ends the names of nodes in the blocked layout, behind that of the tensor; a BatchNormalization became a Conv."""
 IR_INPUTS = 4  # from this IR version, an initializer that is also an input may be overridden
 
 
@@ -126,8 +128,8 @@ def _tensors(executed: Iterable[ir.Node], nodes: Mapping[str, ir.Node]) -> tuple
     for node in executed:
         known.update(value.name for value in (*node.inputs, *node.outputs) if value is not None and value.name)
         name, source = node.name or "", node
-        if name.endswith("_nchwc") and node.domain == NCHWC:  # named after the tensor that it computes
-            made[name.removesuffix("_nchwc")] = name
+        if node.domain == NCHWC and BLOCKED.search(name):  # named after the tensor that it computes
+            made[BLOCKED.sub("", name)] = name
         while inserted_layout(source, nodes) and (before := _data_producer(source)) is not None:
             source = before
         if not inserted_layout(source, nodes):

@@ -50,6 +50,7 @@ EXPECTED_TRANSFORMS = (
     "merge_clips",
     "merge_duplicate_nodes",
     "merge_transposes",
+    "nest_concats",
     "mkl_fuse_pad_and_conv",
     "normalize_gemm",
     "obfuscate_names",

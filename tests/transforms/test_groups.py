@@ -27,7 +27,7 @@ SIMPLIFY = (
     "inline_functions(ignore_errors=true) remove_default_inputs convert_opset(ignore_errors=true) widen_floats "
     "fold_constants unfuse_operators remove_no_ops simplify_reshapes sink_transposes merge_transposes merge_clips fuse_leaky_relu fuse_hard_sigmoid "
     "unfuse_gates einsum_to_matmul normalize_gemm fold_batch_norms fuse_pad_and_conv fold_pad reduce_mean_to_pool sum_to_add "
-    "flush_denormals merge_duplicate_nodes strip_unused_nodes"
+    "flush_denormals merge_duplicate_nodes nest_concats strip_unused_nodes"
 )
 
 

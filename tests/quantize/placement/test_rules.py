@@ -298,6 +298,31 @@ def test_what_only_a_concat_reads_has_the_scale_of_its_result(model: ir.Model, o
     assert {apart.root("a"), apart.root("b")} == {"a", "b"}
 
 
+def test_a_chain_of_concats_has_one_scale() -> None:
+    """The first values are rounded once, not in each link, though convolutions read the results between."""
+    model = build(
+        f"""net (float[N,16,8,8] x) => (float[N,8,8,8] y, float[N,16,8,8] z) {{
+          [first] a = Conv{PADS}(x, w1)
+          [second] b = Conv{PADS}(x, w1)
+          [one] c = Concat<axis = 1>(a, b)
+          [third] d = Conv{PADS}(c, w2)
+          [two] e = Concat<axis = 1>(c, d)
+          [fourth] f = Conv{PADS}(e, w3)
+          [three] g = Concat<axis = 1>(e, f)
+          [after] y = Conv{PADS}(g, w4)
+          [beside] z = Conv{PADS}(a, w5)
+        }}""",
+        w1=(16, 16, 3, 3),
+        w2=(8, 32, 3, 3),
+        w3=(8, 40, 3, 3),
+        w4=(8, 48, 3, 3),
+        w5=(16, 16, 3, 3),
+    )
+    plan = planned(model)
+    plan = plan.with_choices({unit.name: Choice(U8) for unit in plan.units})
+    assert {tensor: plan.root(tensor) for tensor in "abcdefg"} == dict.fromkeys("bcdefg", "g") | {"a": "a"}
+
+
 def test_a_sum_between_integer_convolutions_is_int8() -> None:
     plan = planned(residual(after="[relu] d = Relu(c)"))
     assert impls(plan) == {"left": U8, "right": U8, "add": U8, "relu": U8, "after": U8}

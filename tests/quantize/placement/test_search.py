@@ -84,6 +84,7 @@ def test_what_a_measurement_may_decide() -> None:
         ("first", "first"),
         ("first_token_12", "first"),
         ("a_nchwc", "first"),
+        ("b_bn_nchwc", "silu"),
         ("gate", "silu"),
         ("silu/QuickGeluFusion/", "silu"),
         ("gate/lookup", "silu"),
@@ -139,6 +140,7 @@ def test_a_product_that_is_named_after_its_function_belongs_to_the_unit_before_i
     assert owners.spent([fused]).units == {"first": 8.0}
     assert owners.spent([alone]).units == {"silu": 2.0}
     assert owners.spent([replace(fused, op="ConvTranspose")]).units == {"silu": 8.0}  # a product of its own
+    assert owners.spent([replace(fused, node="b_bn_nchwc")]).units == {"silu": 8.0}  # a BatchNormalization
 
 
 def test_changes_of_layout_are_a_part_of_the_convolutions_that_ask_for_them() -> None:
@@ -413,7 +415,8 @@ def test_all_ways_of_placing_give_a_model_that_agrees(tmp_path: Path, place: str
         assert {"rules", "all"} <= set(found.placement.tried)
         assert found.predicted_ms is not None
         assert found.predicted_ms > 0
-        assert store.load(Machine.here(1)).rows  # and what was measured is kept
+        kept = store.load(Machine.here(1)).rows
+        assert bool(kept) == found.placement.sure  # on a busy machine kernels wait, and nothing is kept
 
 
 def test_what_is_too_small_to_time_is_placed_by_rules(tmp_path: Path) -> None:

@@ -320,6 +320,23 @@ def test_a_silu_between_convolutions_is_not_theirs(tmp_path: Path) -> None:
     assert [node.name for node in found.nodes if node.macs] == ["conv1", "conv2", "conv3"]
 
 
+def test_a_batch_norm_in_the_blocked_layout_is_its_own(tmp_path: Path) -> None:
+    """The runtime computes it as a depthwise convolution, named after its result, and includes the Relu."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> net (float[1,16,8,8] x) => (float[1,16,8,8] y) {
+        [conv1] a = Conv(x, w) [conv2] b = Conv(x, w) [join] c = Concat<axis = 1>(a, b)
+        [bn] d = BatchNormalization(c, ones, ones, ones, ones) [relu] e = Relu(d) [conv3] y = Conv(e, v) }"""
+    )
+    arrays = {"w": np.ones((16, 16, 1, 1)), "v": np.ones((16, 32, 1, 1)), "ones": np.ones(32)}
+    model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), k) for k, v in arrays.items())
+    found = explained(model, tmp_path)
+    nodes = {node.name: node for node in found.nodes}
+    assert (nodes["bn"].role, nodes["bn"].kernel) == ("run", "com.microsoft.nchwc.Conv")
+    assert nodes["bn"].microseconds > 0.0
+    assert (nodes["relu"].role, nodes["relu"].into) == ("absorbed", "bn")
+    assert all(kernel.node is not None for kernel in found.kernels if kernel.kind != "layout")
+
+
 def test_what_is_constant_is_folded(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> net (float[2,3] x) => (float[2,3] y)
