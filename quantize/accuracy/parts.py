@@ -43,6 +43,7 @@ class Rows:
     Attributes:
         signal: The sum of squares of each row, (R,) float64; None before the first sample.
         noise: The same of the difference.
+        filled: How many values of each row are not 0, (R,) int64.
         values: The number of values.
         axis: The axis of the rows.
         even: Whether all samples have the same rows, with finite values.
@@ -50,6 +51,7 @@ class Rows:
 
     signal: Array | None = None
     noise: Array | None = None
+    filled: Array | None = None
     values: int = 0
     axis: int = 0
     even: bool = True
@@ -61,19 +63,20 @@ class Rows:
         axis = self.axis or _row_axis(exact)
         with np.errstate(invalid="ignore", over="ignore"):
             signal, noise = squares(exact, axis), squares(exact.astype(np.float64) - other, axis)
+        filled = _filled(exact, axis)
         if self.signal is not None and self.noise is not None:
             if axis >= exact.ndim or len(signal) != len(self.signal):
                 return Rows(even=False)
-            signal, noise = signal + self.signal, noise + self.noise
+            signal, noise, filled = signal + self.signal, noise + self.noise, filled + self.filled
         if not (np.isfinite(signal).all() and np.isfinite(noise).all()):
             return Rows(even=False)
-        return Rows(signal, noise, self.values + exact.size, axis)
+        return Rows(signal, noise, filled, self.values + exact.size, axis)
 
     def quiet(self) -> Part | None:
         """Return the part of the output with the smaller values; None if the output is of one kind."""
-        if self.signal is None or self.noise is None:
+        if self.signal is None or self.noise is None or self.filled is None:
             return None
-        rows = quiet_rows(self.signal, self.values)
+        rows = quiet_rows(self.signal, self.filled, self.values)
         if rows is None:
             return None
         where = ":, " * self.axis + _index(rows)
@@ -93,21 +96,23 @@ def _index(rows: Array) -> str:
     return f"{first}:{end}" if len(rows) == end - first else "..."
 
 
-def quiet_rows(signal: Array, values: int) -> Array | None:
+def quiet_rows(signal: Array, filled: Array, values: int) -> Array | None:
     """Return the rows that hold a quantity of less power, in ascending order.
 
     The rows are sorted by power. If the largest ratio of one row to the row before it is at least `GAP`, these are the
-    rows before this gap. Rows of zeros belong to neither part.
+    rows before this gap. Rows of zeros, for more than half, belong to neither part: a channel behind a Relu that is
+    hardly ever above 0 has little power, and is no other quantity.
 
     Args:
         signal: The sum of squares of each row, (R,) float64.
+        filled: How many values of each row are not 0, (R,) int64.
         values: The number of values in all rows.
 
     Returns:
         The indices of the rows, (Q,) int64; None without a gap, or with fewer than `VALUES` values per row.
     """
     order = np.argsort(signal, kind="stable")
-    order = order[signal[order] > 0]
+    order = order[(signal[order] > 0) & (2 * len(signal) * filled[order] >= values)]
     if values < VALUES * len(signal) or len(order) < 2:
         return None
     with np.errstate(over="ignore"):
@@ -156,8 +161,11 @@ def _of_parts(outputs: Sequence[Array]) -> Balance | None:
     """Return the weights of an output with a quiet part, half of the power for each part; None without one."""
     axis = _row_axis(outputs[0])
     signal = _summed(outputs, axis)
-    rows = None if signal is None else quiet_rows(signal, sum(each.size for each in outputs))
-    if signal is None or rows is None:
+    if signal is None:
+        return None
+    filled = np.sum([_filled(each, axis) for each in outputs], axis=0)
+    rows = quiet_rows(signal, filled, sum(each.size for each in outputs))
+    if rows is None:
         return None
     quiet = np.zeros(len(signal), bool)
     quiet[rows] = True
@@ -187,4 +195,14 @@ def squares(output: Array, axis: int) -> Array:
     """Return the sum of squares of each row along an axis, (R,) float64."""
     with np.errstate(over="ignore", invalid="ignore"):
         each = np.square(output, dtype=np.float64)
-    return np.asarray(each.sum(axis=tuple(i for i in range(output.ndim) if i != axis)))
+    return np.asarray(each.sum(axis=_others(output, axis)))
+
+
+def _filled(output: Array, axis: int) -> Array:
+    """Return how many values of each row along an axis are not 0, (R,) int64."""
+    return np.asarray(np.count_nonzero(output, axis=_others(output, axis)))
+
+
+def _others(output: Array, axis: int) -> tuple[int, ...]:
+    """Return all axes but one."""
+    return tuple(each for each in range(output.ndim) if each != axis)
