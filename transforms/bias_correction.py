@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
@@ -16,9 +18,12 @@ def mean_shift(node: ir.Node, error: Array, input_mean: Array) -> Array | None:
     section 4.2, with measured instead of derived means). The formula ignores padding, so it is exact only away from
     borders.
 
+    A result of a ConvTranspose has the taps of one phase; all phases together have the mean over them.
+
     Args:
-        node: A Conv, or a Gemm or MatMul with a constant second factor.
-        error: Float weights minus dequantized weights, in the node's layout: (M, C/group, *kernel), (K, N) or (N, K).
+        node: A Conv, a ConvTranspose of one group, or a Gemm or MatMul with a constant second factor.
+        error: Float weights minus dequantized weights, in the node's layout: (M, C/group, *kernel), (K, N) or (N, K);
+            (C, M, *kernel) of a ConvTranspose.
         input_mean: Mean of the activation per channel, shape (C,) or (K,).
 
     Returns:
@@ -32,6 +37,10 @@ def mean_shift(node: ir.Node, error: Array, input_mean: Array) -> Array | None:
         per_group = taps.reshape(group, -1, taps.shape[1])
         means = input_mean.reshape(group, taps.shape[1], 1)
         return np.asarray((per_group @ means).reshape(-1), np.float32)
+    if node.op_type == "ConvTranspose":
+        taps = error.sum(axis=tuple(range(2, error.ndim)), dtype=np.float64)  # (C, M)
+        phases = math.prod(node.attributes.get_ints("strides", (1,) * (error.ndim - 2)))
+        return None if input_mean.size != len(taps) else np.asarray(input_mean @ taps / phases, np.float32)
     matrix = error.T if node.attributes.get_int("transB", 0) else error
     if matrix.ndim != 2 or matrix.shape[0] != input_mean.size:
         return None
@@ -40,4 +49,4 @@ def mean_shift(node: ir.Node, error: Array, input_mean: Array) -> Array | None:
 
 def mean_axis(node: ir.Node) -> int:
     """Return the channel axis of the activation, for the means that `mean_shift` takes."""
-    return 1 if node.op_type == "Conv" else -1
+    return 1 if node.op_type in ("Conv", "ConvTranspose") else -1

@@ -151,7 +151,7 @@ class WeightWriter:
 
     def within(self, unit: Unit, array: Array, params: QParams, channel_axis: int, group: int = 1) -> QParams:
         """Return parameters with which no sum of two products exceeds 16 bits; unchanged if the target adds exactly."""
-        if self.exact:
+        if self.exact or OPS[unit.op].native_u8:  # native operators add in 32 bits
             return params
         lower = relieve(params, array, channel_axis, group=group)
         if self.portable and unit.op == "Conv":

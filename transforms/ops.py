@@ -129,11 +129,15 @@ OPS: dict[str, Op] = {
     ATTENTION: _float(reasons.SOFTMAX, native="Attention", rounds=3),
     GROUP_QUERY: _float(reasons.SOFTMAX, native="CachedAttention", rounds=3),
     f"{MS}.Attention": Op(kind="compute", weight=1, channel_axis=lambda node: -1, u8_float=(MS, "QAttention")),
-    "ConvTranspose": _float(
-        reasons.NO_KERNEL.about("ConvTranspose"),
+    "ConvTranspose": Op(
+        kind="compute",
         weight=1,
         channel_axis=lambda node: 1,
+        bias=2,
+        native_u8="ConvTranspose",
         stores=(1,),
+        absorbs=RELUS,
+        why=reasons.NO_KERNEL.about("ConvTranspose"),
     ),
     "LSTM": _float(
         reasons.NO_KERNEL.about("an LSTM with static ranges"), dynamic=(MS, "DynamicQuantizeLSTM"), native="LSTM"

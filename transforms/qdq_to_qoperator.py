@@ -34,7 +34,7 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
     change = Change()
     for node in computing_nodes(model):
         row = OPS.get(node.op_type)
-        if node.domain or row is None or row.kind == "float" or not node.inputs:
+        if node.domain or row is None or row.kind == "float" or row.native_u8 or not node.inputs:
             continue
         before = _dequantizers(node)
         if not any(before):

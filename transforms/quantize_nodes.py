@@ -105,7 +105,7 @@ def quantize_nodes(
     for unit in units(model.graph):
         row = OPS.get(unit.op)
         anchor = nodes[unit.nodes[0]]
-        if row is None or anchor.domain or row.kind not in ("compute", "same"):
+        if row is None or anchor.domain or row.kind not in ("compute", "same") or row.native_u8:
             continue
         reason = "ignored" if unit.op in ignore_op else _obstacle(anchor, unit)
         if reason:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
+from ...transforms.conv_transposes import has_whole_strides
 from ...transforms.elementwise import CHANNELWISE, ELEMENTWISE, Place
 from ...transforms.graph import Shape, constant, nodes_by_name, sets_pads, sole_reader, whole_first
 from ...transforms.ops import INTERPOLATION
@@ -26,6 +27,7 @@ X, Y = ("x", "x_scale", "x_zero_point"), ("y_scale", "y_zero_point")
 RESIDUAL = ("residual", "residual_scale", "residual_zero_point")
 CONVOLUTION = (*X, "w", "w_scale", "w_zero_point", *Y, "B", "table", *RESIDUAL, "curve", "grid")
 WEIGHTS, BIAS = CONVOLUTION.index("w"), CONVOLUTION.index("B")
+TRANSPOSED = CONVOLUTION[: CONVOLUTION.index("table") + 1]
 TABLE, LINES = ("x", "table"), ("x", "lines")
 PAIR = (*X, "b", "b_scale", "b_zero_point", *Y, "table")
 REQUANTIZED = (*X, *Y)
@@ -248,6 +250,31 @@ def fits_int8(weights: ir.TensorProtocol, zeros: ir.TensorProtocol) -> bool:
     return bool(shifted.min() >= INT8.min and shifted.max() <= INT8.max)
 
 
+def _transposed(site: Site) -> Call | None:
+    """Return the call for a ConvTranspose with the Relu or Clip that it absorbs; None if it has another form."""
+    anchor, *absorbed = (site.nodes[name] for name in site.unit.nodes)
+    pairs = [_dequantized(value) for value in anchor.inputs if value is not None]
+    known = [pair for pair in pairs if pair is not None]
+    if len(known) < len(pairs) or not site.images or not _has_int8_strides(known[1], anchor):
+        return None
+    x, w, *bias = (_operands(pair) for pair in known)
+    inputs = [*x, *w, *_operands(site.quantize)[1:], *(each[0] for each in bias)]
+    if not _are_constants([*x[1:], *_operands(site.quantize)[1:]]):
+        return None
+    defaults = {**WINDOW, "output_padding": [0, 0]}
+    attributes = _attributes(anchor, defaults, group=1)
+    body = [*known, anchor, *absorbed, site.quantize]
+    values = _clipping(absorbed, site.quantize)
+    return Call("ConvTranspose", str(anchor.name), TRANSPOSED, inputs, body, attributes, anchor, values=values)
+
+
+def _has_int8_strides(weights: ir.Node, node: ir.Node) -> bool:
+    """Return whether a ConvTranspose has int8 weights with the zero points 0, and whole strides."""
+    stored, zeros = constant(weights.inputs[0]), constant(_operands(weights)[2])
+    plain = stored is not None and stored.dtype is ir.DataType.INT8 and zeros is not None and not zeros.numpy().any()
+    return plain and stored is not None and has_whole_strides(node, stored)
+
+
 # ------------------------------------------------------------------------------------------------------------ pools
 
 
@@ -399,6 +426,7 @@ def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain],
 
 CALLS: Mapping[str, Callable[[Site], Call | None]] = {
     "Conv": _convolution,
+    "ConvTranspose": _transposed,
     "AveragePool": _mean,
     "GlobalAveragePool": _mean,
     "MaxPool": _maximum,
@@ -409,5 +437,5 @@ CALLS: Mapping[str, Callable[[Site], Call | None]] = {
     INTERPOLATION: _resized,
 }
 """What makes the call of a unit, by its operator; `_table` for all others."""
-IMAGES = frozenset({"Conv", "AveragePool", "GlobalAveragePool", "MaxPool", "Resize", INTERPOLATION})
+IMAGES = frozenset({"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool", "Resize", INTERPOLATION})
 """The units whose tensors are images in any model."""

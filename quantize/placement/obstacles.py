@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
+from ...transforms.conv_transposes import has_whole_strides
 from ...transforms.elementwise import CHANNELWISE, Place, channels_of
 from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
@@ -44,7 +45,7 @@ TABLES = frozenset(op for op, row in OPS.items() if row.native_u8 == TABLE)
 """The functions of one element that only native operators compute in integers."""
 FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid", *TABLES}) - CHANNELWISE
 """The functions that a native convolution may absorb: the same one for all channels."""
-NATIVE = frozenset({"Conv", *POOLS, *PAIRS, "Concat", "Resize", INTERPOLATION, *TABLES, *FUNCTIONS})
+NATIVE = frozenset({"Conv", "ConvTranspose", *POOLS, *PAIRS, "Concat", "Resize", INTERPOLATION, *TABLES, *FUNCTIONS})
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 """Whether all values of a tensor are finite; each tensor is read once."""
@@ -79,6 +80,8 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return why.NO_FORM
     if unit.op in ("Resize", INTERPOLATION):
         return _resize_obstacle(unit, facts, strategy, len(shapes[0]))
+    if unit.op == "ConvTranspose":
+        return _transposed_obstacle(unit, facts)
     images = len(shapes[-1]) == IMAGE and any(each.op_type == "Conv" for each in facts.nodes.values())
     channel = 1 if images else len(shapes[-1]) - 1
     if unit.op in TABLES:
@@ -99,6 +102,15 @@ def _resize_obstacle(unit: Unit, facts: Facts, strategy: Strategy, rank: int) ->
     if found is None or rank != IMAGE or not (found.nearest or facts.joins):
         return why.NO_FORM  # what is between pixels may differ by a step from that of the body
     return _tensor_obstacle(unit, facts, (*unit.inputs, *unit.outputs)) or _form_obstacle(unit, facts, strategy)
+
+
+def _transposed_obstacle(unit: Unit, facts: Facts) -> Reason:
+    """Return why a ConvTranspose cannot be a native operator."""
+    node = facts.nodes[unit.nodes[0]]
+    if not facts.joins or not has_whole_strides(node, constant(node.inputs[1])):
+        return why.NO_FORM  # the body adds in float: a result may differ by a step
+    touched = (*unit.inputs, *unit.outputs)
+    return _tensor_obstacle(unit, facts, touched) or _compute_obstacle(node, OPS[unit.op])
 
 
 def _table_form_obstacle(unit: Unit, facts: Facts, place: Place) -> Reason:
@@ -150,7 +162,7 @@ def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Re
 def _weight_only_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why the weights of `unit` cannot be int8 in the file while the unit computes in float."""
     anchor, row = facts.nodes[unit.nodes[0]], OPS[unit.op]
-    if not row.stores or (strategy is Strategy.AUTO and row.kind == "compute"):
+    if not row.stores or (strategy is Strategy.AUTO and row.u8 is not None and row.kind == "compute"):
         return why.NO_FORM
     found = [constant(anchor.inputs[index]) for index in row.stores if index < len(anchor.inputs)]
     weights = [tensor for tensor in found if tensor is not None]

@@ -86,8 +86,9 @@ def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
 
     The reason has the costs of the batch size at which float saves most.
     """
-    if impl.int8:
-        return Choice(impl)
+    stored = every[0].space.rules.impl(unit) is Impl.WEIGHT  # weights are int8 in the file at the cost of float
+    if impl.int8 or stored:
+        return Choice(impl if impl.int8 else Impl.WEIGHT)
     rows = [_least_costs(each, unit) for each in every]
     (in_float, in_int8), prices = min(zip(rows, every, strict=True), key=lambda row: row[0][0] - row[0][1])
     if in_float == in_int8 == 0:

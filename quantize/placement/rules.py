@@ -130,7 +130,7 @@ def native_plan(facts: Facts, plan: Plan) -> Plan:
 def _native_form(unit: Unit, impl: Impl) -> Impl | None:
     """Return the form of the native operator for a unit that has a form; None without one."""
     row = OPS.get(unit.op)
-    if impl is Impl.FLOAT and row is not None and (row.native or row.native_u8):
+    if impl in (Impl.FLOAT, Impl.WEIGHT) and row is not None and (row.native or row.native_u8):
         return Impl.DYNAMIC_NATIVE if row.native else Impl.U8_NATIVE
     return Impl.U8_NATIVE if impl.writes_u8 else NATIVE_PRODUCTS.get(impl)
 
@@ -176,7 +176,8 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
     if impl in NATIVE_PRODUCTS and strategy is FLOAT_FORMS[impl]:  # the user's form, by either operator
         native = NATIVE_PRODUCTS[impl]
         return (impl,) if OBSTACLES[native](unit, free, strategy) else (impl, native)
-    if row is None or strategy is not Strategy.AUTO or (impl in FORMS_WITHOUT_RANGES and not row.native):
+    fixed = impl in FORMS_WITHOUT_RANGES and row is not None and not (row.native or row.native_u8)
+    if row is None or strategy is not Strategy.AUTO or fixed:
         return (impl,)
     # the strategy STATIC includes the obstacles of the unit's outputs
     only_native = row.native_u8 and not _fixed_float(unit, free) and not free.finished  # the rules have no form for it
@@ -234,7 +235,7 @@ def _first_form(unit: Unit, facts: Facts) -> Choice:
             return Choice(impl)
         reasons.append(reason)
     telling = next((reason for reason in reasons if reason is not NO_FORM), NONE)
-    if row.kind != "float":
+    if row.kind != "float" and not row.native_u8:
         return Choice(Impl.FLOAT, telling or why_float(unit.op))
     return Choice(Impl.FLOAT, Reason(row.why.code, f"{row.why}; {telling}") if telling else row.why)
 

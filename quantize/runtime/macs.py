@@ -12,9 +12,10 @@ from ... import NATIVE_DOMAIN
 
 NATIVE = tuple(
     f"{NATIVE_DOMAIN}.{operator}"
-    for operator in "Convolution MatMul MatMulNBits Attention CachedAttention GRU LSTM".split()
+    for operator in "Convolution ConvTranspose MatMul MatMulNBits Attention CachedAttention GRU LSTM".split()
 )
-NATIVE_CONVOLUTION, NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT, NATIVE_ATTENTION, NATIVE_CACHED, *NATIVE_RECURRENT = NATIVE
+NATIVE_CONVOLUTION, NATIVE_TRANSPOSED, NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT, *NATIVE_OTHERS = NATIVE
+NATIVE_ATTENTION, NATIVE_CACHED, *NATIVE_RECURRENT = NATIVE_OTHERS
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
     "DynamicQuantizeLSTM QAttention".split()
@@ -89,7 +90,7 @@ def _cached(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
 MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     **dict.fromkeys("Conv FusedConv NhwcFusedConv QLinearConv ConvInteger".split(), _convolution),
     NATIVE_CONVOLUTION: _convolution,
-    "ConvTranspose": _transposed,
+    **dict.fromkeys(("ConvTranspose", NATIVE_TRANSPOSED), _transposed),
     **dict.fromkeys(
         "MatMul FusedMatMul Gemm FusedGemm MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul "
         "QGemm MatMulNBits".split(),

@@ -373,6 +373,19 @@ def test_the_shift_of_a_conv_is_that_of_a_constant_image(
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6 * np.abs(error).sum() * np.abs(means).max())
 
 
+def test_the_shift_of_a_transposed_convolution_is_the_mean_over_its_phases() -> None:
+    """Of an image with equal pixels, every result of one phase is the sum of its taps."""
+    error = np.random.default_rng(0).standard_normal((3, 2, 4, 6)).astype(np.float32)
+    means = np.array([1.0, 10.0, 100.0])
+    node = ir.node("ConvTranspose", [ir.Value(name="x"), ir.Value(name="w")], {"strides": [2, 3]})
+    found = mean_shift(node, error, means)
+    assert found is not None
+    phases = [error[:, :, i::2, j::3].sum(axis=(2, 3)).T @ means for i in range(2) for j in range(3)]
+    assert found == pytest.approx(np.mean(phases, axis=0), rel=1e-5)
+    assert mean_shift(node, error, np.ones(2)) is None
+    assert mean_axis(node) == 1
+
+
 @pytest.mark.parametrize(("op", "transposed"), [("Gemm", False), ("Gemm", True), ("MatMul", False)])
 def test_the_shift_of_a_matrix_product(op: str, transposed: bool) -> None:
     error = np.arange(6, dtype=np.float32).reshape(3, 2)

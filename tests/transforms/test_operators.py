@@ -330,8 +330,8 @@ EXAMPLES: dict[str, list[Example]] = {
     "ConvTranspose": [
         int8(
             "ConvTranspose",
-            "large weights",
-            "[op] y = ConvTranspose <strides=[2,2]> (x, w, b)",
+            "large weights, Relu absorbed",
+            "[op] c = ConvTranspose <strides=[2,2]> (x, w, b) y = Relu(c)",
             "x 1x64x5x5; w 64x32x3x3; b 32",
             reads="float",
         ),

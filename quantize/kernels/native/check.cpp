@@ -258,6 +258,22 @@ bool interpolations_are_right(const Target& target, Random& random) {
   return right;
 }
 
+// Returns whether an instruction set writes the rows of the result apart, and nothing between them.
+bool rows_apart_are_right(const Target& target, Random& random, const Convolution& conv, const uint8_t* x, Extent extent,
+                          const uint8_t* expected) {
+  const int64_t line = extent.columns * conv.outputs, rows = extent.batch * extent.rows;
+  extent.down = line + draw(random, 1, 40);
+  Guarded found((rows - 1) * extent.down + line);
+  std::memset(found.data(), 7, found.size());
+  target.convolution(conv)->run(x, nullptr, found.data(), extent, serial);
+  bool right = true;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const int64_t row = static_cast<int64_t>(i) / extent.down, at = static_cast<int64_t>(i) % extent.down;
+    right = right && found.data()[i] == (at < line ? expected[row * line + at] : 7);
+  }
+  return right;
+}
+
 // Returns whether all instruction sets compute one drawn convolution, and other functions of its tensors, rightly.
 bool check_one(uint64_t seed) {
   Random random(seed);
@@ -286,6 +302,8 @@ bool check_one(uint64_t seed) {
       target->convolution(conv)->run(x.data(), found.data(), found.data(), extent, serial);
       right = right && !std::memcmp(found.data(), expected.data(), found.size());
     }
+    if (!residual && !conv.depthwise())
+      right = right && rows_apart_are_right(*target, random, conv, x.data(), extent, expected.data());
     target->lookup(expected.data(), found.data(), found.size(), table.data());
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && windows_are_right(*target, random, x, conv.inputs);

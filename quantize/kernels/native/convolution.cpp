@@ -8,37 +8,20 @@
 #include <algorithm>
 
 #include "operators.h"
+#include "requantization.h"
 #include "target.h"
 #include "window.h"
 
 namespace requant {
 namespace {
 
-enum Input : size_t {
-  kX, kXScale, kXZero, kW, kWScale, kWZero, kYScale, kYZero,
-  kBias, kTable, kResidual, kResidualScale, kResidualZero, kCurve, kGrid
-};
-
 constexpr Requirement require{"ai.requant.Convolution"};
 
-ort::Tensor constant(const ort::Node& node, Input index) {
-  ort::Tensor tensor = node.constant(index);
-  require(static_cast<bool>(tensor), "all inputs but x must be constants");
-  return tensor;
-}
-
-template <class T>
-T scalar(const ort::Node& node, Input index) {
-  const ort::Tensor tensor = constant(node, index);
-  require(tensor.size() == 1, "scale and zero point of x and y must have one value");
-  return tensor.as<T>()[0];
-}
-
-void read_weights(const ort::Node& node, Convolution& made) {
-  const ort::Tensor w = constant(node, kW), w_zero = constant(node, kWZero);
+void read_weights(const Constants& from, Convolution& made) {
+  const ort::Tensor w = from.tensor(kW), w_zero = from.tensor(kWZero);
   require(w.shape.size() == 4, "w must have four axes");
   require(w.size() > 0, "w must not be empty");
-  made.group = node.attribute("group", 1);
+  made.group = from.node.attribute("group", 1);
   made.outputs = w.shape[0];
   require(made.group >= 1 && made.outputs % made.group == 0, "group must divide the output channels");
   made.inputs = w.shape[1] * made.group;
@@ -55,10 +38,10 @@ void read_weights(const ort::Node& node, Convolution& made) {
 }
 
 // Reads the curve, and returns the unit of the sums: a part of its segments; without a curve y_scale.
-float unit_of(const ort::Node& node, Convolution& made) {
-  const ort::Tensor curve = node.constant(kCurve);
-  if (!curve) return positive(scalar<float>(node, kYScale));
-  const ort::Tensor grid = constant(node, kGrid);
+float unit_of(const Constants& from, Convolution& made) {
+  const ort::Tensor curve = from.node.constant(kCurve);
+  if (!curve) return positive(from.scalar<float>(kYScale));
+  const ort::Tensor grid = from.tensor(kGrid);
   require(curve.shape == std::vector<int64_t>{2, kSegments}, "the curve must be (2, 64)");
   require(grid.size() == 2 && std::isfinite(grid.as<float>()[0]) && grid.as<float>()[1] > 0,
           "the grid must be a beginning and a width");
@@ -69,48 +52,23 @@ float unit_of(const ort::Node& node, Convolution& made) {
   return unit;
 }
 
-void read_residual(const ort::Node& node, float unit, Convolution& made) {
-  if (!node.constant(kResidualScale)) return;
+void read_residual(const Constants& from, float unit, Convolution& made) {
+  if (!from.node.constant(kResidualScale)) return;
   require(!made.depthwise(), "a depthwise convolution has no residual");
-  made.residual_zero = scalar<uint8_t>(node, kResidualZero);
-  made.residual_ratio = positive(scalar<float>(node, kResidualScale) / unit);
-}
-
-void read_requantization(const ort::Node& node, Convolution& made) {
-  const float x_scale = positive(scalar<float>(node, kXScale)), unit = unit_of(node, made);
-  const ort::Tensor w_scale = constant(node, kWScale);
-  require(w_scale.size() == 1 || w_scale.size() == made.outputs, "w_scale must have one value, or one for each output");
-  made.x_zero = scalar<uint8_t>(node, kXZero);
-  made.y_zero = scalar<uint8_t>(node, kYZero);
-  for (int64_t o = 0; o < made.outputs; ++o) {  // in float and in this order, as ONNX Runtime does
-    const float scale = w_scale.as<float>()[w_scale.size() == 1 ? 0 : o];
-    // 0: the channel has no weights but 0
-    require(scale >= 0 && std::isfinite(x_scale * scale / unit), "w_scale must be 0 or positive");
-    made.multiplier.push_back(x_scale * scale / unit);
-  }
-  const ort::Tensor bias = node.constant(kBias);
-  require(!bias || bias.size() == made.outputs, "B must have one value for each output");
-  made.bias.assign(made.outputs, 0);
-  if (bias) std::copy_n(bias.as<int32_t>(), made.outputs, made.bias.begin());
-  read_residual(node, unit, made);
-}
-
-void read_table(const ort::Node& node, Convolution& made) {
-  const ort::Tensor table = node.constant(kTable);
-  if (!table) return;
-  const bool each = table.shape == std::vector<int64_t>{made.outputs, 256};
-  require(each || table.shape == std::vector<int64_t>{256}, "the table must be (256,) or (outputs, 256)");
-  require(made.curve.empty(), "a convolution has a table or a curve");
-  made.table.assign(table.as<uint8_t>(), table.as<uint8_t>() + table.size());
+  made.residual_zero = from.scalar<uint8_t>(kResidualZero);
+  made.residual_ratio = positive(from.scalar<float>(kResidualScale) / unit);
 }
 
 class ConvolutionOperator {
  public:
   explicit ConvolutionOperator(const ort::Node& node) {
-    read_weights(node, made_);
+    const Constants constants{require, node};
+    read_weights(constants, made_);
     read_window(node, made_);
-    read_requantization(node, made_);
-    read_table(node, made_);
+    const float unit = unit_of(constants, made_);
+    constants.read_sums(unit, made_);
+    read_residual(constants, unit, made_);
+    constants.read_table(made_);
     has_residual_ = static_cast<bool>(node.constant(kResidualScale));
     kernel_ = chosen_for(made_).convolution(made_);
     made_.weights = {};  // the kernel holds them packed

@@ -29,7 +29,8 @@ class Dense final : public ConvolutionKernel {
   void run(const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent,
            const Parallel& parallel) const override {
     const int64_t pixels = extent.batch * extent.rows * extent.columns;
-    const Task whole{x, residual, y, conv_.pointwise() ? Extent{1, 1, pixels, 1, pixels} : extent, {}};
+    const bool flat = conv_.pointwise() && extent.down == 0;  // one row of all pixels
+    const Task whole{x, residual, y, flat ? Extent{1, 1, pixels, 1, pixels} : extent, {}};
     const Grid grid = grid_of(whole.extent);
     parallel(static_cast<size_t>(whole.extent.batch * grid.bands * grid.blocks * grid.chunks), [&](size_t index) {
       Task task = whole;
@@ -79,7 +80,7 @@ class Dense final : public ConvolutionKernel {
     const int64_t pixel = conv_.outputs * conv_.taps() * depth_;  // products
     const int64_t of_task = Way::work(extent.batch * extent.rows * extent.columns * pixel);
     Grid grid{1, extent.rows, 1, extent.columns, 1, all};
-    if (conv_.pointwise()) {
+    if (conv_.pointwise() && extent.down == 0) {
       grid.blocks = divided(extent.columns, pixels_of_block(of_task));
       grid.columns = divided(extent.columns, grid.blocks);
       grid.blocks = divided(extent.columns, grid.columns);
@@ -175,7 +176,8 @@ class Dense final : public ConvolutionKernel {
   Block block_of(const Task& task) const {
     const auto& [x, residual, y, extent, part] = task;
     const Field field = field_of(task);
-    const int64_t first = (part.image * extent.rows + part.row) * extent.columns + part.column, at = first * conv_.outputs;
+    const int64_t row = part.image * extent.rows + part.row, down = extent.down ? extent.down : extent.columns * conv_.outputs;
+    const int64_t at = row * down + part.column * conv_.outputs;
     return {.rows = part.rows,
             .columns = part.columns,
             .patch = field.corner,
@@ -184,9 +186,9 @@ class Dense final : public ConvolutionKernel {
             .count = {conv_.kernel[0], conv_.runs_across()},
             .quads = packed_.quads(),
             .place = {y + at, residual ? residual + at : nullptr},
-            .results = {extent.columns * conv_.outputs, conv_.outputs},
+            .results = {down, conv_.outputs},
             .fetched = residual && extent.batch * extent.rows * extent.columns * conv_.outputs > kLarge,
-            .cold = packed_.bytes() > kCold && (far() || first == 0)};
+            .cold = packed_.bytes() > kCold && (far() || at == 0)};
   }
 
   Convolution conv_;

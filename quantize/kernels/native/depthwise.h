@@ -370,7 +370,7 @@ class Depthwise final : public ConvolutionKernel {
 
   // Returns a vector of channels of a pixel; outside of the image it is the zero point.
   REQUANT_INLINE Bytes pixel(const Image& image, int64_t row, int64_t column, int64_t channel) const {
-    const auto& [batch, height, width, rows, columns] = image.extent;
+    const int64_t height = image.extent.height, width = image.extent.width;
     if (row < 0 || row >= height || column < 0 || column >= width) return fill(static_cast<uint8_t>(conv_.x_zero));
     return load_bytes(image.from + (row * width + column) * conv_.inputs + channel);
   }

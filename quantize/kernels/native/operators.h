@@ -13,6 +13,7 @@ namespace requant {
 // a function is known by its name.
 std::vector<ort::CustomOp*> table_operators();
 std::vector<ort::CustomOp*> convolution_operators();
+std::vector<ort::CustomOp*> conv_transpose_operators();
 std::vector<ort::CustomOp*> maximum_operators();
 std::vector<ort::CustomOp*> mean_operators();
 std::vector<ort::CustomOp*> global_mean_operators();

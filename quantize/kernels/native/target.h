@@ -81,6 +81,9 @@ struct Convolution : Window {
 // The sizes of one run: x is (batch, height, width, inputs), y (batch, rows, columns, outputs).
 struct Extent {
   int64_t batch, height, width, rows, columns;
+  // Bytes from one row of y to the next, for a convolution with several channels in a group and no residual; 0: they follow each
+  // other.
+  int64_t down = 0;
 };
 
 inline int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }  // rounded up

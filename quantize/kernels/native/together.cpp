@@ -37,7 +37,7 @@ class Together final : public ConvolutionKernel {
   void run(const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent,
            const Parallel& parallel) const override {
     const int64_t pixels = extent.batch * extent.rows * extent.columns, all = pixels / count_;
-    if (pixels % count_ != 0) return one_->run(x, residual, y, extent, parallel);
+    if (pixels % count_ != 0 || extent.down) return one_->run(x, residual, y, extent, parallel);
     some_->run(x, residual, y, {1, 1, all, 1, all}, parallel);
   }
 

@@ -181,6 +181,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "Softmax",
         "Lines",
         "DequantizeSoftmax",
+        "ConvTranspose",
     ]
     assert found["isa"] == found["available"][0]
     assert found["available"][-1] == "portable"
