@@ -47,6 +47,7 @@ EXPECTED_TRANSFORMS = (
     "inline_functions",
     "insert_logging",
     "insert_qdq",
+    "lift_sequence_convs",
     "merge_clips",
     "merge_duplicate_nodes",
     "merge_transposes",

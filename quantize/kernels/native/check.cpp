@@ -55,6 +55,7 @@ Convolution drawn(Random& random) {
     made.before[axis] = draw(random, 0, 3);
     made.after[axis] = draw(random, 0, 3);
   }
+  if (draw(random, 0, 7) == 0) made.kernel[0] = 1;  // a sequence, if the image has one row too
   if (draw(random, 0, 3) == 0) {  // its patches may be the rows of the input
     for (int axis = 0; axis < 2; ++axis) {
       made.kernel[axis] = made.stride[axis] = 1;
@@ -280,7 +281,8 @@ bool check_one(uint64_t seed) {
   const Convolution conv = drawn(random);
   const int64_t most = draw(random, 0, 15) ? 12 : 150;  // rows; many are divided into bands
   const int64_t wide = draw(random, 0, 7) ? 12 : 40;    // columns; many are divided into strips
-  Extent extent{draw(random, 1, 3), draw(random, 1, most), draw(random, 1, wide), 0, 0};
+  const int64_t height = conv.kernel[0] == 1 && draw(random, 0, 1) ? 1 : draw(random, 1, most);
+  Extent extent{draw(random, 1, 3), height, draw(random, 1, height == 1 ? 100 : wide), 0, 0};
   extent.rows = conv.length(0, extent.height);
   extent.columns = conv.length(1, extent.width);
   if (extent.rows < 1 || extent.columns < 1) return true;

@@ -23,8 +23,10 @@ inline std::unique_ptr<ConvolutionKernel> dense(Convolution made) {
   return std::make_unique<Dense<InVectors>>(std::move(made));
 }
 
+inline std::unique_ptr<ConvolutionKernel> depthwise(Convolution made) { return std::make_unique<Depthwise>(std::move(made)); }
+
 inline std::unique_ptr<ConvolutionKernel> convolution(Convolution made) {
-  if (made.depthwise()) return std::make_unique<Depthwise>(std::move(made));
+  if (made.depthwise()) return with_one_row(std::move(made), depthwise);
   return with_few_outputs(std::move(made), kLanes, dense);
 }
 

@@ -263,6 +263,10 @@ using MakeConvolution = std::unique_ptr<ConvolutionKernel> (*)(Convolution);
 // count as one.
 std::unique_ptr<ConvolutionKernel> with_few_outputs(Convolution made, int64_t lanes, MakeConvolution make);
 
+// Makes a depthwise convolution. If its kernel has one row, an image of one row, a sequence, counts as a column: kernels compute
+// several rows of an image at a time.
+std::unique_ptr<ConvolutionKernel> with_one_row(Convolution made, MakeConvolution make);
+
 // Lines by element, with a bend: y = clip(rint(below * min(x - bend, 0) + above * max(x - bend, 0) + level), least, most). They
 // repeat after `period` elements.
 struct BentLines {

@@ -1,4 +1,5 @@
-// Convolutions of one pixel with few output channels: some neighbouring pixels count as one, so that their results fill a vector.
+// Convolutions that count as others. Where a kernel of one pixel has few output channels, some neighbouring pixels count as one,
+// so that their results fill a vector. An image of one row counts as a column.
 #include <algorithm>
 
 #include "target.h"
@@ -46,7 +47,33 @@ class Together final : public ConvolutionKernel {
   std::unique_ptr<ConvolutionKernel> some_, one_;
 };
 
+// Returns a convolution whose images are turned: rows are columns. A kernel of one row stays as it is in memory.
+Convolution turned(Convolution made) {
+  for (int64_t (*each)[2] : {&made.kernel, &made.stride, &made.dilation, &made.before, &made.after})
+    std::swap((*each)[0], (*each)[1]);
+  return made;
+}
+
+class OneRow final : public ConvolutionKernel {
+ public:
+  OneRow(Convolution made, MakeConvolution make) : column_(make(turned(made))), any_(make(std::move(made))) {}
+
+  void run(const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent,
+           const Parallel& parallel) const override {
+    if (extent.height != 1 || extent.rows != 1) return any_->run(x, residual, y, extent, parallel);
+    column_->run(x, residual, y, {extent.batch, extent.width, 1, extent.columns, 1}, parallel);
+  }
+
+ private:
+  std::unique_ptr<ConvolutionKernel> column_, any_;
+};
+
 }  // namespace
+
+std::unique_ptr<ConvolutionKernel> with_one_row(Convolution made, MakeConvolution make) {
+  if (made.kernel[0] != 1 || made.kernel[1] == 1) return make(std::move(made));
+  return std::make_unique<OneRow>(std::move(made), make);
+}
 
 std::unique_ptr<ConvolutionKernel> with_few_outputs(Convolution made, int64_t lanes, MakeConvolution make) {
   const bool few = made.pointwise() && made.group == 1 && made.outputs < lanes && lanes % made.outputs == 0;

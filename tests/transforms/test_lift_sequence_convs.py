@@ -1,0 +1,120 @@
+"""Networks of sequences compute the same as networks of images, and have no convolution of a sequence left."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from requant.transforms import run
+from requant.transforms.graph import constant, every_node
+from requant.transforms.lift_sequence_convs import CONVOLUTIONS
+from requant.transforms.pipeline import parse
+
+SHAPES = {
+    "w": (16, 16, 3),
+    "dw": (16, 1, 5),
+    "v": (16, 16, 2),
+    "bias": (16,),
+    "slope": (16, 1),
+    "whole": (1, 16, 1),
+    "g": (16,),
+    "c": (16,),
+    "m": (16,),
+    "n": (16,),
+    "last": (12,),
+    "one": (1,),
+    "gate": (16, 16, 1),
+}
+INTEGERS = {
+    "pads": [0, 0, 2, 0, 0, 1],
+    "cut": [1],
+    "end": [9],
+    "time": [2],
+    "back": [-1],
+    "halves": [8, 8],
+    "parts": [5, 7],
+    "channels": [1],
+    "from": [0, 1, 2],
+    "to": [2, 9, 11],
+}
+X, FIRST = (2, 16, 12), "[conv] a = Conv <pads = [1, 1]> (x, w)"
+BODIES = {
+    "a bias and a window": "[op] y = Conv <dilations = [2], strides = [3], pads = [2, 1], kernel_shape = [3]> (a, w, bias)",
+    "depthwise": "[op] y = Conv <group = 16, pads = [2, 2]> (a, dw)",
+    "padding by rule": '[op] y = Conv <auto_pad = "SAME_UPPER", strides = [2]> (a, w)',
+    "transposed": "[op] y = ConvTranspose <strides = [2], output_padding = [1], pads = [1, 0]> (a, v)",
+    "functions": "b = Sigmoid(a) d = Mul(a, b) e = Clip(d) y = LeakyRelu <alpha = 0.1> (e)",
+    "constants of channels": "b = Add(a, slope) d = Mul(b, whole) e = Mul(d, one) y = PRelu(e, slope)",
+    "a constant of steps": "y = Add(a, last)",
+    "a normalization": "b = Relu(a) y = BatchNormalization(b, g, c, m, n)",
+    "a residual": "b = Add(a, x) d = Relu(b) y = Sub(x, d)",
+    "pools": "b = MaxPool <kernel_shape = [3], strides = [2], pads = [1, 1]> (a) y = AveragePool <kernel_shape = [2]> (b)",
+    "a gate": "p = GlobalAveragePool(a) q = Conv(p, gate) s = Sigmoid(q) y = Mul(a, s)",
+    "a mean": "p = ReduceMean <keepdims = 1> (a, back) y = Mul(a, p)",
+    "a mean without the axis": "y = ReduceMean <keepdims = 0> (a, time)",
+    "a mean of channels": "p = ReduceMean(a, channels) y = Mul(a, p)",
+    "joined": "b = Concat <axis = 1> (a, x) y = Concat <axis = -1> (b, b)",
+    "split": "b, d = Split <axis = 1> (a, halves) e, y = Split <axis = -1> (b, parts)",
+    "cut": "b = Slice(a, cut, end, time) y = Slice(b, cut, end, back)",
+    "cut without axes": "y = Slice(a, from, to)",
+    "padded": 'b = Pad <mode = "reflect"> (a, pads) y = Pad(b, pads)',
+    "a softmax": "b = Softmax <axis = 1> (a) y = Softmax(b)",
+    "read by others": "b = Relu(a) d = Transpose <perm = [0, 2, 1]> (b) y = Relu(d)",
+    "read in a branch": """y = If (yes) <then_branch = used () => (float[N,C,S] u) { u = Relu(a) },
+        else_branch = other () => (float[N,C,S] z) { z = Identity(x) }>""",
+}
+
+
+def network(body: str) -> ir.Model:
+    """Return a network that begins with a convolution of the sequence x; its weights are those that the body reads."""
+    rng = np.random.default_rng(0)
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 21]>
+        net (float[2,16,12] x, bool yes) => (y) {{ {FIRST} {body} }}""")
+    arrays: dict[str, NDArray[np.generic]] = {name: rng.random(shape).astype("f4") for name, shape in SHAPES.items()}
+    arrays |= {name: np.asarray(values, np.int64) for name, values in INTEGERS.items()}
+    for node in model.graph:
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.name in arrays:
+                if value.name not in model.graph.initializers:
+                    tensor = ir.tensor(arrays[value.name], name=value.name)
+                    made = ir.Value(
+                        name=value.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+                    )
+                    model.graph.register_initializer(made)
+                node.replace_input_with(index, model.graph.initializers[value.name])
+    model.graph.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    return model
+
+
+def outputs(model: ir.Model) -> NDArray[np.float32]:
+    feed = {"x": np.random.default_rng(1).standard_normal(X).astype(np.float32), "yes": np.array(True)}
+    found: NDArray[np.float32] = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, feed)[0]
+    return found
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_it_computes_the_same_on_images(body: str) -> None:
+    model = network(body)
+    lifted = run(parse("lift_sequence_convs"), model).model
+    before, after = outputs(model), outputs(lifted)
+    assert after.shape == before.shape
+    np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)  # sums of 80 products of about 1, in another order
+    weights = [constant(node.inputs[1]) for node in every_node(lifted) if node.op_type in CONVOLUTIONS]
+    assert all(each is not None and len(each.shape) == 4 for each in weights)
+
+
+def test_what_stands_between_convolutions_needs_no_change_of_shape() -> None:
+    model = network("b = Relu(a) d = Add(b, x) e = Concat <axis = 1> (d, x) y = BatchNormalization(d, g, c, m, n)")
+    lifted = run(parse("lift_sequence_convs"), model).model
+    assert [node.op_type for node in lifted.graph] == [
+        *("Unsqueeze", "Conv", "Relu", "Add", "Concat", "BatchNormalization", "Squeeze"),
+    ]
+
+
+def test_a_second_time_it_changes_nothing() -> None:
+    lifted = run(parse("lift_sequence_convs"), network(BODIES["a gate"])).model
+    (again,) = run(parse("lift_sequence_convs"), lifted).applied
+    assert again.change.applied == 0

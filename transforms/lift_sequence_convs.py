@@ -1,0 +1,304 @@
+"""Compute convolutions of sequences as convolutions of images with one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from .elementwise import CHANNELWISE, ELEMENTWISE, MOMENTS
+from .graph import add_initializer, computing_graphs, constant, discard, names, take
+from .inference import stand_ins
+from .registry import Change, transform
+
+AXES_ARE_INPUT = 13  # the opset from which the axes of Unsqueeze and Squeeze are inputs
+SEQUENCE = 3  # axes: batch, channels, time
+ROW = 2  # the axis of the only row of an image, in front of time
+NARROW = range(4, 16)
+"""Channels with which ONNX Runtime computes a convolution of an image more slowly than one of a sequence."""
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+WHOLE = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
+BY_AXIS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
+"""Attributes of a window with a value for each axis, and the value for a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """How a node computes on images.
+
+    Attributes:
+        data: The indices of the inputs that are images then.
+        constants: New values of constant inputs, by index.
+        attributes: New values of attributes.
+        images: Whether the results are images too.
+    """
+
+    data: Sequence[int] = (0,)
+    constants: Mapping[int, np.ndarray] = field(default_factory=dict)
+    attributes: Mapping[str, int | list[int]] = field(default_factory=dict)
+    images: bool = True
+
+
+Ranks = Callable[[ir.Value], int]
+Rule = Callable[[ir.Node], Lifted | None]
+
+
+@transform("lift_sequence_convs", after=("fold_constants", "fold_batch_norms", "fold_pad"))
+def lift_sequence_convs(model: ir.Model) -> Change:
+    """Give convolutions of sequences, and what stands between them, an axis of length 1: they are images with one row.
+
+    Before:  y = Add(Relu(Conv(x, W)), x),  x (N, C, T), W (M, C, K)
+    After:   z = Unsqueeze(x, 2), (N, C, 1, T);  y = Squeeze(Add(Relu(Conv(z, W')), z), 2),  W' (M, C, 1, K)
+        ONNX Runtime computes depthwise convolutions of sequences several times as slowly as those of images, and has
+        its blocked layout for images alone; native operators exist for images.
+    Left alone: opsets below 13 (``opset``); computed weights (``computed``); a graph with a convolution of 4 to 15
+        channels, which is slower as one of images (``narrow``).
+    """
+    change = Change()
+    convs = [(node, graph) for graph in computing_graphs(model) for node in graph if _is_seed(node)]
+    if not convs:
+        return change
+    if model.opset_imports.get("", 0) < AXES_ARE_INPUT:
+        change.skip("opset")
+        return change
+    known, taken = stand_ins(model), names(model)
+
+    def rank(value: ir.Value) -> int:
+        shape = value.shape or known.get(value, value).shape
+        return 0 if shape is None else len(shape)
+
+    for graph in dict.fromkeys(graph for _, graph in convs):
+        own = [node for node, home in convs if home is graph]
+        if any(map(_is_narrow, own)):
+            change.skip("narrow")
+            continue
+        found = _found(graph, rank)
+        _Writer(graph, found, taken).write()
+        change.applied += sum(node.op_type in CONVOLUTIONS for node in found)
+        for node in own:
+            if node not in found:
+                change.skip("computed")
+    return change
+
+
+def _is_seed(node: ir.Node) -> bool:
+    """Return whether a node is a convolution of a sequence, by the rank of its weights."""
+    if node.domain or node.op_type not in CONVOLUTIONS or len(node.inputs) < 2 or node.inputs[1] is None:
+        return False
+    weights = constant(node.inputs[1])
+    shape = node.inputs[1].shape if weights is None else weights.shape
+    return shape is not None and len(shape) == SEQUENCE
+
+
+def _is_narrow(node: ir.Node) -> bool:
+    """Return whether a convolution reads few channels in its only group, but more than an image of colours."""
+    weights = constant(node.inputs[1])
+    dense = weights is not None and node.attributes.get_int("group", 1) == 1
+    return dense and weights is not None and weights.shape[1 if node.op_type == "Conv" else 0] in NARROW
+
+
+def _found(graph: ir.Graph, rank: Ranks) -> dict[ir.Node, Lifted]:
+    """Return the nodes that compute on images: convolutions, and what can follow them."""
+    found: dict[ir.Node, Lifted] = {}
+    images: set[ir.Value] = set()
+    for node in graph:
+        read = [value for value in node.inputs if value is not None]
+        if node.domain or not (images.intersection(read) or _is_seed(node)):
+            continue
+        lifted = RULES[node.op_type](node) if node.op_type in RULES else None
+        if lifted is None or any(rank(value) != SEQUENCE for value in _data(node, lifted) if value not in images):
+            continue
+        found[node] = lifted
+        if lifted.images:
+            images.update(node.outputs)
+    return found
+
+
+def _data(node: ir.Node, lifted: Lifted) -> list[ir.Value]:
+    """Return the inputs of a node that are images."""
+    return [value for index in lifted.data if (value := node.inputs[index]) is not None]
+
+
+# ----------------------------------------------------------------------------------------------------------- rules
+
+
+def _window(node: ir.Node) -> Lifted | None:
+    """A convolution with constant weights, or a pool: the window has one row."""
+    if "output_shape" in node.attributes or any(value.name for value in node.outputs[1:]):
+        return None
+    constants = {}
+    if node.op_type in CONVOLUTIONS:
+        weights = constant(node.inputs[1])
+        if weights is None:
+            return None
+        constants[1] = np.expand_dims(weights.numpy(), ROW)
+    attributes: dict[str, int | list[int]] = {
+        name: [row, *node.attributes.get_ints(name, ())] for name, row in BY_AXIS.items() if name in node.attributes
+    }
+    if "pads" in node.attributes:
+        before, behind = node.attributes.get_ints("pads", ())
+        attributes["pads"] = [0, before, 0, behind]
+    return Lifted(constants=constants, attributes=attributes)
+
+
+def _alike(node: ir.Node) -> Lifted | None:
+    """A function of each element, perhaps of two tensors; constants for each channel or step get an axis."""
+    data, constants = [], {}
+    for index, value in enumerate(node.inputs):
+        tensor = constant(value)
+        if value is None or (node.op_type == "BatchNormalization" and index):
+            continue
+        if tensor is None:
+            data.append(index)
+        elif len(tensor.shape) > SEQUENCE:
+            return None
+        elif len(tensor.shape) > 1:
+            constants[index] = np.expand_dims(tensor.numpy(), -2)
+    plain = len(node.outputs) == 1 and len(node.inputs) <= MOMENTS
+    return Lifted(tuple(data), constants) if data and plain else None
+
+
+def _along(node: ir.Node) -> Lifted | None:
+    """A Concat, Split or Softmax: its axis counts from the front."""
+    axis = node.attributes.get_int("axis", 0 if node.op_type == "Split" else -1) % SEQUENCE
+    data = range(len(node.inputs)) if node.op_type == "Concat" else (0,)
+    return Lifted(data, attributes={"axis": axis + (axis >= ROW)})
+
+
+def _sliced(node: ir.Node) -> Lifted | None:
+    """A Slice with given axes."""
+    axes = constant(node.inputs[3]) if len(node.inputs) > 3 else None
+    if axes is None:
+        return None
+    places = axes.numpy() % SEQUENCE
+    return Lifted(constants={3: (places + (places >= ROW)).astype(axes.numpy().dtype)})
+
+
+def _padded(node: ir.Node) -> Lifted | None:
+    """A Pad with constant pads for all axes."""
+    pads = constant(node.inputs[1]) if len(node.inputs) in (2, 3) else None
+    if pads is None or pads.size != 2 * SEQUENCE:
+        return None
+    return Lifted(constants={1: np.insert(pads.numpy().reshape(2, SEQUENCE), ROW, 0, axis=1).reshape(-1)})
+
+
+def _mean(node: ir.Node) -> Lifted | None:
+    """A ReduceMean over time: the mean over the row too, as `reduce_mean_to_pool` finds it."""
+    given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = node.attributes.get_ints("axes", ()) if given is None else given.numpy().reshape(-1).tolist()
+    if [axis % SEQUENCE for axis in axes] != [ROW] or (len(node.inputs) > 1 and given is None):
+        return None
+    kept = node.attributes.get_int("keepdims", 1) == 1
+    both = [ROW, ROW + 1]
+    if given is None:
+        return Lifted(attributes={"axes": both}, images=kept)
+    return Lifted(constants={1: np.asarray(both, np.int64)}, images=kept)
+
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE | CHANNELWISE | WHOLE | {"Identity"}, _alike),
+    **dict.fromkeys((*CONVOLUTIONS, "AveragePool", "MaxPool"), _window),
+    **dict.fromkeys(("Concat", "Split", "Softmax"), _along),
+    "Slice": _sliced,
+    "Pad": _padded,
+    "ReduceMean": _mean,
+}
+"""How an operator computes on images, by its type; others read sequences."""
+
+
+# --------------------------------------------------------------------------------------------------------- writing
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """The graph that is rewritten.
+
+    Attributes:
+        graph: The graph.
+        found: Its nodes that compute on images.
+        taken: The names in use.
+        axes: The initializer with the axis of the row, once it exists.
+        lifted: Sequences as images.
+    """
+
+    graph: ir.Graph
+    found: Mapping[ir.Node, Lifted]
+    taken: set[str]
+    axes: list[ir.Value] = field(default_factory=list)
+    lifted: dict[ir.Value, ir.Value] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Rewrite all nodes, and put Squeeze nodes behind the images that others read."""
+        images = dict.fromkeys(v for node, lifted in self.found.items() if lifted.images for v in node.outputs)
+        for node, lifted in self.found.items():
+            for index in lifted.data:
+                value = node.inputs[index]
+                if value is not None and value not in images:
+                    node.replace_input_with(index, self._image(value, node))
+            self._rewrite(node, lifted)
+        for value in images:
+            self._leave(value)
+
+    def _rewrite(self, node: ir.Node, lifted: Lifted) -> None:
+        """Give a node its new constants and attributes."""
+        for index, array in lifted.constants.items():
+            old = node.inputs[index]
+            assert old is not None  # a constant
+            name = take(self.taken, f"{old.name}/row")
+            node.replace_input_with(index, add_initializer(self.graph, name, array, old.dtype))
+            discard(old)
+        for name, value in lifted.attributes.items():
+            node.attributes[name] = next(iter(ir.convenience.convert_attributes({name: value})))
+
+    def _image(self, value: ir.Value, place: ir.Node) -> ir.Value:
+        """Return a sequence as an image, by an Unsqueeze in front of the first reader."""
+        if value not in self.lifted:
+            self.lifted[value] = self._moved("Unsqueeze", value, "image")
+            self.lifted[value].shape = _with_row(value.shape)
+            node = self.lifted[value].producer()
+            assert node is not None
+            self.graph.insert_before(place, [node])
+        return self.lifted[value]
+
+    def _leave(self, value: ir.Value) -> None:
+        """Give an image its shape; readers that need the sequence, and the user, read a Squeeze of it."""
+        shape = value.shape
+        value.shape = _with_row(shape)
+        uses = [use for use in value.uses() if use.idx not in self._data_of(use.node)]
+        if not uses and not value.is_graph_output():
+            return
+        result = self._moved("Squeeze", value, "sequence")
+        result.shape = shape
+        producer, node = value.producer(), result.producer()
+        assert producer is not None
+        assert node is not None
+        self.graph.insert_after(producer, [node])
+        for use in uses:
+            use.node.replace_input_with(use.idx, result)
+        for index, output in enumerate(self.graph.outputs):
+            if output is value:
+                self.graph.outputs[index] = result
+                result.name, value.name = value.name, take(self.taken, f"{value.name}/image")
+
+    def _data_of(self, node: ir.Node) -> Sequence[int]:
+        """Return the indices of the inputs of a node that are images."""
+        return self.found[node].data if node in self.found else ()
+
+    def _moved(self, op: str, value: ir.Value, made: str) -> ir.Value:
+        """Return the result of an Unsqueeze or Squeeze that is in no graph yet; `made` ends its name."""
+        if not self.axes:
+            self.axes.append(add_initializer(self.graph, take(self.taken, "row/axis"), np.asarray([ROW], np.int64)))
+        node = ir.node(op, [value, *self.axes], name=take(self.taken, f"{value.name}/{op.lower()}"))
+        result = node.outputs[0]
+        result.name, result.type = take(self.taken, f"{value.name}/{made}"), value.type
+        return result
+
+
+def _with_row(shape: ir.Shape | None) -> ir.Shape | None:
+    """Return the shape of an image with one row."""
+    if shape is None:
+        return None
+    lengths = list(shape)
+    return ir.Shape([*lengths[:ROW], 1, *lengths[ROW:]])
