@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from requant.transforms import run
-from requant.transforms.graph import constant, every_node
+from requant.transforms.graph import add_initializer, constant, every_node
 from requant.transforms.lift_sequence_convs import CONVOLUTIONS
 from requant.transforms.pipeline import parse
 
@@ -79,11 +79,7 @@ def network(body: str) -> ir.Model:
         for index, value in enumerate(node.inputs):
             if value is not None and value.name in arrays:
                 if value.name not in model.graph.initializers:
-                    tensor = ir.tensor(arrays[value.name], name=value.name)
-                    made = ir.Value(
-                        name=value.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
-                    )
-                    model.graph.register_initializer(made)
+                    add_initializer(model.graph, value.name, arrays[value.name])
                 node.replace_input_with(index, model.graph.initializers[value.name])
     model.graph.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     return model
