@@ -53,8 +53,8 @@ def lift_sequence_convs(model: ir.Model) -> Change:
     After:   z = Unsqueeze(x, 2), (N, C, 1, T);  y = Squeeze(Add(Relu(Conv(z, W')), z), 2),  W' (M, C, 1, K)
         ONNX Runtime computes depthwise convolutions of sequences several times as slowly as those of images, and has
         its blocked layout for images alone; native operators exist for images.
-    Left alone: opsets below 13 (``opset``); computed weights (``computed``); a graph with a convolution of 4 to 15
-        channels, which is slower as one of images (``narrow``).
+    Left alone: opsets below 13 (``opset``); computed weights (``computed``); convolutions of 4 to 15 channels, which
+        are slower as those of images (``narrow``).
     """
     change = Change()
     convs = [(node, graph) for graph in computing_graphs(model) for node in graph if _is_seed(node)]
@@ -70,16 +70,13 @@ def lift_sequence_convs(model: ir.Model) -> Change:
         return 0 if shape is None else len(shape)
 
     for graph in dict.fromkeys(graph for _, graph in convs):
-        own = [node for node, home in convs if home is graph]
-        if any(map(_is_narrow, own)):
-            change.skip("narrow")
-            continue
         found = _found(graph, rank)
         _Writer(graph, found, taken).write()
-        change.applied += sum(node.op_type in CONVOLUTIONS for node in found)
-        for node in own:
-            if node not in found:
-                change.skip("computed")
+        for node in (node for node, home in convs if home is graph):
+            if node in found:
+                change.applied += 1
+            else:
+                change.skip("narrow" if _is_narrow(node) else "computed")
     return change
 
 
@@ -105,7 +102,8 @@ def _found(graph: ir.Graph, rank: Ranks) -> dict[ir.Node, Lifted]:
     images: set[ir.Value] = set()
     for node in graph:
         read = [value for value in node.inputs if value is not None]
-        if node.domain or not (images.intersection(read) or _is_seed(node)):
+        begins = _is_seed(node)
+        if node.domain or not (images.intersection(read) or begins) or (begins and _is_narrow(node)):
             continue
         lifted = RULES[node.op_type](node) if node.op_type in RULES else None
         if lifted is None or any(rank(value) != SEQUENCE for value in _data(node, lifted) if value not in images):
@@ -198,7 +196,7 @@ def _mean(node: ir.Node) -> Lifted | None:
 
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE | CHANNELWISE | WHOLE | {"Identity"}, _alike),
+    **dict.fromkeys(ELEMENTWISE | CHANNELWISE | WHOLE | {"Identity", "InstanceNormalization"}, _alike),
     **dict.fromkeys((*CONVOLUTIONS, "AveragePool", "MaxPool"), _window),
     **dict.fromkeys(("Concat", "Split", "Softmax"), _along),
     "Slice": _sliced,

@@ -49,7 +49,7 @@ BODIES = {
     "functions": "b = Sigmoid(a) d = Mul(a, b) e = Clip(d) y = LeakyRelu <alpha = 0.1> (e)",
     "constants of channels": "b = Add(a, slope) d = Mul(b, whole) e = Mul(d, one) y = PRelu(e, slope)",
     "a constant of steps": "y = Add(a, last)",
-    "a normalization": "b = Relu(a) y = BatchNormalization(b, g, c, m, n)",
+    "normalizations": "b = InstanceNormalization(a, g, c) y = BatchNormalization(b, g, c, m, n)",
     "a residual": "b = Add(a, x) d = Relu(b) y = Sub(x, d)",
     "pools": "b = MaxPool <kernel_shape = [3], strides = [2], pads = [1, 1]> (a) y = AveragePool <kernel_shape = [2]> (b)",
     "a gate": "p = GlobalAveragePool(a) q = Conv(p, gate) s = Sigmoid(q) y = Mul(a, s)",
