@@ -29,8 +29,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
 OPERATORS_SOURCES = tuple(
-    "library attention cached_attention concat conv_transpose convolution gru lines lstm matmul matmul_nbits "
-    "normalization pair pool quantize recurrent resize rotary softmax table".split()
+    "library attention cached_attention concat conv_transpose convolution depth_to_space gru lines lstm matmul "
+    "matmul_nbits normalization pair pool quantize recurrent resize rotary softmax table".split()
 )
 KERNELS = ("cpu", "together", "target_portable")
 SMALL = ("-Os",)

@@ -313,6 +313,20 @@ def _maximum(site: Site) -> Call | None:
     )
 
 
+def _shuffled(site: Site) -> Call | None:
+    """Return the call for a DepthToSpace; None if it has another form."""
+    (anchor,) = (site.nodes[name] for name in site.unit.nodes)
+    pair = _dequantized(anchor.inputs[0])
+    if pair is None or not site.images or not is_uint8(site.quantize, 2):
+        return None
+    if not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]):
+        return None
+    depth_first = anchor.attributes.get_string("mode", "DCR") == "DCR"
+    values = {"blocksize": anchor.attributes.get_int("blocksize", 1), "depth_first": int(depth_first)}
+    attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
+    return Call("DepthToSpace", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, site.quantize], attributes)
+
+
 def _kernel(pool: ir.Node) -> list[int]:
     """Return the lengths of the kernel of a pool."""
     return list(pool.attributes.get_ints("kernel_shape", ()))
@@ -433,9 +447,12 @@ CALLS: Mapping[str, Callable[[Site], Call | None]] = {
     "Add": _pair,
     "Mul": _pair,
     "Concat": _concat,
+    "DepthToSpace": _shuffled,
     "Resize": _resized,
     INTERPOLATION: _resized,
 }
 """What makes the call of a unit, by its operator; `_table` for all others."""
-IMAGES = frozenset({"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool", "Resize", INTERPOLATION})
+IMAGES = frozenset(
+    {"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool", "DepthToSpace", "Resize", INTERPOLATION}
+)
 """The units whose tensors are images in any model."""

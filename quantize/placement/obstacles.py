@@ -45,7 +45,9 @@ TABLES = frozenset(op for op, row in OPS.items() if row.native_u8 == TABLE)
 """The functions of one element that only native operators compute in integers."""
 FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid", *TABLES}) - CHANNELWISE
 """The functions that a native convolution may absorb: the same one for all channels."""
-NATIVE = frozenset({"Conv", "ConvTranspose", *POOLS, *PAIRS, "Concat", "Resize", INTERPOLATION, *TABLES, *FUNCTIONS})
+NATIVE = frozenset(
+    {"Conv", "ConvTranspose", *POOLS, *PAIRS, "Concat", "DepthToSpace", "Resize", INTERPOLATION, *TABLES, *FUNCTIONS}
+)
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 """Whether all values of a tensor are finite; each tensor is read once."""
@@ -76,7 +78,7 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     shapes = [shape for shape in found if shape is not None]
     if not facts.native or unit.op not in NATIVE or len(shapes) < len(found):
         return why.NO_FORM
-    if unit.op in POOLS and (len(shapes[0]) != IMAGE or not sets_pads(node)):
+    if unit.op in (*POOLS, "DepthToSpace") and (len(shapes[0]) != IMAGE or not sets_pads(node)):
         return why.NO_FORM
     if unit.op in ("Resize", INTERPOLATION):
         return _resize_obstacle(unit, facts, strategy, len(shapes[0]))

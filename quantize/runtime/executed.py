@@ -36,7 +36,15 @@ SPATIAL = frozenset(
 )
 """Operators on tensors with batch, channel and spatial axes."""
 
-NATIVE_SPATIAL = ("AveragePool", "Convolution", "ConvTranspose", "GlobalAveragePool", "MaxPool", "Resize")
+NATIVE_SPATIAL = (
+    "AveragePool",
+    "Convolution",
+    "ConvTranspose",
+    "DepthToSpace",
+    "GlobalAveragePool",
+    "MaxPool",
+    "Resize",
+)
 """Native operators on images; the others take tensors of any layout."""
 
 WEIGHTS = {

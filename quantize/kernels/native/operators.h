@@ -28,6 +28,7 @@ std::vector<ort::CustomOp*> resize_operators();
 std::vector<ort::CustomOp*> softmax_operators();
 std::vector<ort::CustomOp*> dequantize_softmax_operators();
 std::vector<ort::CustomOp*> lines_operators();
+std::vector<ort::CustomOp*> depth_to_space_operators();
 std::vector<ort::CustomOp*> gru_operators();
 std::vector<ort::CustomOp*> lstm_operators();
 std::vector<ort::CustomOp*> attention_operators();

@@ -55,7 +55,7 @@ class Pool {
         Windows windows = windows_at(from, extent, channels, down, across);
         windows.count = std::min(windows.count, static_cast<size_t>(extent.columns - column));
         if (windows.pixels() == 0)  // the taps of a dilated kernel lie on both sides of a small image
-          std::fill_n(to, channels, empty);
+          std::fill_n(to, static_cast<int64_t>(windows.count) * channels, empty);
         else
           reduce(windows, static_cast<size_t>(channels), to);
         column += static_cast<int64_t>(windows.count);

@@ -182,6 +182,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "Lines",
         "DequantizeSoftmax",
         "ConvTranspose",
+        "DepthToSpace",
     ]
     assert found["isa"] == found["available"][0]
     assert found["available"][-1] == "portable"

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -601,9 +601,12 @@ WINDOWS = st.builds(
     window_of, st.tuples(four, four), st.tuples(small, small), st.tuples(*[st.integers(0, 3)] * 4), st.integers(0, 1)
 )
 IMAGE_SHAPES = st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(1, 9), st.integers(1, 70))
+ASIDE = window_of((2, 1), (1, 1), (1, 0, 1, 0), 1)
+"""With a dilation, the taps of windows side by side are above and below an image of one row."""
 
 
 @patient
+@example(shape=(1, 1, 3, 1), window=ASIDE, dilations=(2, 1), threads=1)
 @given(shape=IMAGE_SHAPES, window=WINDOWS, dilations=st.tuples(st.integers(1, 2), st.integers(1, 2)), threads=small)
 def test_a_maximum_is_that_of_the_runtime(
     isa: str, shape: tuple[int, ...], window: dict[str, Any], dilations: tuple[int, int], threads: int

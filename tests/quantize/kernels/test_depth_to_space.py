@@ -1,0 +1,91 @@
+"""The native DepthToSpace: the definition, refusals, and models with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from requant.quantize import Options, quantize_model
+
+from ...native import needs_library
+from .test_native import load, session
+
+Array = NDArray[Any]
+pytestmark = needs_library
+
+
+def defined(x: Array, block: int, *, depth_first: bool) -> Array:
+    """Return the result by its definition in ONNX, of an image in NHWC."""
+    batch, height, width, depth = x.shape
+    channels = depth // block**2
+    order = (block, block, channels) if depth_first else (channels, block, block)
+    parts = x.reshape(batch, height, width, *order)
+    turned = parts.transpose((0, 1, 3, 2, 4, 5) if depth_first else (0, 1, 4, 2, 5, 3))
+    return turned.reshape(batch, height * block, width * block, channels)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 5), st.integers(1, 6)),
+    block=st.sampled_from([1, 2, 3, 4, 17]),
+    channels=st.sampled_from([1, 2, 3, 16, 28, 64, 70, 130]),
+    depth_first=st.booleans(),
+    threads=st.integers(1, 3),
+)
+def test_it_is_its_definition(
+    isa: str, sizes: tuple[int, int, int], block: int, channels: int, depth_first: bool, threads: int
+) -> None:
+    channels = channels if block < 17 else 2
+    x = np.random.default_rng(channels).integers(0, 256, (*sizes, channels * block**2)).astype(np.uint8)
+    found = session("DepthToSpace", [x], threads, blocksize=block, depth_first=int(depth_first)).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(found, defined(x, block, depth_first=depth_first))
+
+
+@pytest.mark.parametrize(
+    ("block", "shape"),
+    [(0, (1, 2, 2, 4)), (-2, (1, 2, 2, 4)), (1025, (1, 2, 2, 4)), (2, (1, 2, 2, 6)), (2, (2, 2, 4))],
+)
+def test_what_it_refuses(block: int, shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape, np.uint8)
+    with pytest.raises(Exception, match=r"ai\.requant\.DepthToSpace"):
+        session("DepthToSpace", [x], blocksize=block).run(None, {"x": x})
+
+
+def test_an_empty_batch_has_an_empty_result() -> None:
+    x = np.zeros((0, 2, 3, 8), np.uint8)
+    assert session("DepthToSpace", [x], blocksize=2).run(None, {"x": x})[0].shape == (0, 4, 6, 2)
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_a_model_with_it_computes_what_its_body_does(mode: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        net (float[N,8,10,12] x) => (float[N,3,20,24] y) {{
+          [first] a = Conv<pads = [1, 1, 1, 1]>(x, v)
+          [last] b = Conv<pads = [1, 1, 1, 1]>(a, w)
+          [up] y = DepthToSpace<blocksize = 2, mode = "{mode}">(b)
+        }}""")
+    for name, outputs in {"v": 8, "w": 12}.items():
+        weights = rng.standard_normal((outputs, 8, 3, 3)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weights, name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    x = rng.standard_normal((8, 8, 10, 12)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x)
+    options = Options(force_int8=True, effort="low", seconds=0.05, place="all", kernels="exact")
+    result = quantize_model(tmp_path / "m.onnx", str(tmp_path / "data.npz"), tmp_path / "q.onnx", options)
+    found = onnx.load(tmp_path / "q.onnx")
+    assert [node.op_type for node in found.graph.node if node.domain] == ["Convolution", "Convolution", "DepthToSpace"]
+    assert result.forms["u8->u8 native"] == 3
+    sessions = (load(found), ort.InferenceSession(found.SerializeToString()))
+    here, elsewhere = (each.run(None, {"x": x})[0] for each in sessions)
+    np.testing.assert_array_equal(here, elsewhere)
