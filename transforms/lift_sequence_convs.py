@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .elementwise import CHANNELWISE, ELEMENTWISE, MOMENTS
+from .elementwise import CHANNELWISE, ELEMENTWISE
 from .graph import add_initializer, computing_graphs, constant, discard, names, take
 from .inference import stand_ins
 from .registry import Change, transform
@@ -154,8 +154,7 @@ def _alike(node: ir.Node) -> Lifted | None:
             return None
         elif len(tensor.shape) > 1:
             constants[index] = np.expand_dims(tensor.numpy(), -2)
-    plain = len(node.outputs) == 1 and len(node.inputs) <= MOMENTS
-    return Lifted(tuple(data), constants) if data and plain else None
+    return Lifted(tuple(data), constants) if data and len(node.outputs) == 1 else None
 
 
 def _along(node: ir.Node) -> Lifted | None:
