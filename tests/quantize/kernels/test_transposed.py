@@ -269,12 +269,12 @@ def test_large_weights_are_int8_in_the_file_where_it_stays_float(model: Path) ->
     """The native form is one more, where its time decides; the file is as small without it."""
     proto = onnx.load(model)
     (weights,) = [each for each in proto.graph.initializer if each.name == "u"]
-    larger = np.random.default_rng(1).standard_normal((8, 512, 4, 4)).astype(np.float32)
+    larger = np.random.default_rng(1).standard_normal((8, 160, 4, 4)).astype(np.float32)
     weights.CopyFrom(numpy_helper.from_array(larger, "u"))
     (last,) = [each for each in proto.graph.initializer if each.name == "w"]
-    last.CopyFrom(numpy_helper.from_array(np.ones((8, 512, 3, 3), np.float32), "w"))
+    last.CopyFrom(numpy_helper.from_array(np.ones((8, 160, 3, 3), np.float32), "w"))
     (bias,) = [each for each in proto.graph.initializer if each.name == "bias"]
-    bias.CopyFrom(numpy_helper.from_array(np.zeros(512, np.float32), "bias"))
+    bias.CopyFrom(numpy_helper.from_array(np.zeros(160, np.float32), "bias"))
     onnx.save(proto, model)
     assert quantized(model, kernels="stock")[0].forms["weight-only"] == 1
     assert quantized(model, kernels="native")[0].forms["u8->u8 native"] == 3
