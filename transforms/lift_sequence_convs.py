@@ -20,6 +20,7 @@ NARROW = range(4, 16)
 """Channels with which ONNX Runtime computes a convolution of an image more slowly than one of a sequence."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 WHOLE = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
+"""Pools over a whole sequence or image."""
 BY_AXIS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
 """Attributes of a window with a value for each axis, and the value for a row."""
 
@@ -47,12 +48,13 @@ Rule = Callable[[ir.Node], Lifted | None]
 
 @transform("lift_sequence_convs", after=("fold_constants", "fold_batch_norms", "fold_pad"))
 def lift_sequence_convs(model: ir.Model) -> Change:
-    """Give convolutions of sequences, and what stands between them, an axis of length 1: they are images with one row.
+    """Add an axis of length 1 to sequences that are convolved: convolutions compute on images with one row.
 
     Before:  y = Add(Relu(Conv(x, W)), x),  x (N, C, T), W (M, C, K)
     After:   z = Unsqueeze(x, 2), (N, C, 1, T);  y = Squeeze(Add(Relu(Conv(z, W')), z), 2),  W' (M, C, 1, K)
-        ONNX Runtime computes depthwise convolutions of sequences several times as slowly as those of images, and has
-        its blocked layout for images alone; native operators exist for images.
+        What stands between convolutions computes on images too. ONNX Runtime takes several times as long for a
+        depthwise convolution of a sequence as for one of an image, and it has its blocked layout, as we have native
+        operators, for images alone.
     Left alone: opsets below 13 (``opset``); computed weights (``computed``); convolutions of 4 to 15 channels, which
         are slower as those of images (``narrow``).
     """
@@ -233,10 +235,10 @@ class _Writer:
             for index in lifted.data:
                 value = node.inputs[index]
                 if value is not None and value not in images:
-                    node.replace_input_with(index, self._image(value, node))
+                    node.replace_input_with(index, self._unsqueezed(value, node))
             self._rewrite(node, lifted)
         for value in images:
-            self._leave(value)
+            self._squeeze(value)
 
     def _rewrite(self, node: ir.Node, lifted: Lifted) -> None:
         """Give a node its new constants and attributes."""
@@ -249,24 +251,24 @@ class _Writer:
         for name, value in lifted.attributes.items():
             node.attributes[name] = next(iter(ir.convenience.convert_attributes({name: value})))
 
-    def _image(self, value: ir.Value, place: ir.Node) -> ir.Value:
-        """Return a sequence as an image, by an Unsqueeze in front of the first reader."""
+    def _unsqueezed(self, value: ir.Value, place: ir.Node) -> ir.Value:
+        """Return a sequence as an image: the result of an Unsqueeze in front of the first reader."""
         if value not in self.lifted:
-            self.lifted[value] = self._moved("Unsqueeze", value, "image")
+            self.lifted[value] = self._changed("Unsqueeze", value, "image")
             self.lifted[value].shape = _with_row(value.shape)
             node = self.lifted[value].producer()
             assert node is not None
             self.graph.insert_before(place, [node])
         return self.lifted[value]
 
-    def _leave(self, value: ir.Value) -> None:
-        """Give an image its shape; readers that need the sequence, and the user, read a Squeeze of it."""
+    def _squeeze(self, value: ir.Value) -> None:
+        """Give an image its shape, and a Squeeze to the readers that need the sequence and to the user."""
         shape = value.shape
         value.shape = _with_row(shape)
         uses = [use for use in value.uses() if use.idx not in self._data_of(use.node)]
         if not uses and not value.is_graph_output():
             return
-        result = self._moved("Squeeze", value, "sequence")
+        result = self._changed("Squeeze", value, "sequence")
         result.shape = shape
         producer, node = value.producer(), result.producer()
         assert producer is not None
@@ -283,7 +285,7 @@ class _Writer:
         """Return the indices of the inputs of a node that are images."""
         return self.found[node].data if node in self.found else ()
 
-    def _moved(self, op: str, value: ir.Value, made: str) -> ir.Value:
+    def _changed(self, op: str, value: ir.Value, made: str) -> ir.Value:
         """Return the result of an Unsqueeze or Squeeze that is in no graph yet; `made` ends its name."""
         if not self.axes:
             self.axes.append(add_initializer(self.graph, take(self.taken, "row/axis"), np.asarray([ROW], np.int64)))

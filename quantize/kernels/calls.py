@@ -195,19 +195,16 @@ def _clipping(absorbed: Iterable[ir.Node], quantize_node: ir.Node) -> dict[str, 
 def _convolution(site: Site) -> Call | None:
     """Return the call for a convolution with the Relu or Clip that it absorbs; None if it has another form."""
     anchor, *absorbed = (site.nodes[name] for name in site.unit.nodes)
-    pairs = [_dequantized(value) for value in anchor.inputs if value is not None]
-    known = [pair for pair in pairs if pair is not None]
-    if len(known) < len(pairs):
-        return None
-    x, w, *bias = (_operands(pair) for pair in known)
-    inputs = [*x, *w, *_operands(site.quantize)[1:], *(each[0] for each in bias)]
-    if not _is_supported(anchor, inputs):
+    pairs = _weighted(anchor)
+    inputs = _convolution_inputs(pairs, site.quantize) if pairs else []
+    if not pairs or not _is_supported(anchor, inputs):
         return None
     values = _clipping(absorbed, site.quantize)
     attributes = _attributes(anchor, WINDOW, group=anchor.attributes.get_int("group", 1))
-    body = [*known, anchor, *absorbed, site.quantize]
+    body = [*pairs, anchor, *absorbed, site.quantize]
     call = Call("Convolution", str(anchor.name), CONVOLUTION, inputs, body, attributes)
     whole = replace(call, anchor=anchor, values=values)
+    x, w, *_ = (_operands(pair) for pair in pairs)
     packing, packed, zeros, channels = packing_of(x[0]), constant(w[0]), constant(w[2]), site.shapes[0][1]
     if packing is None or not packing.apart or packed is None or zeros is None or not isinstance(channels, int):
         return whole
@@ -216,6 +213,19 @@ def _convolution(site: Site) -> Call | None:
     zero = zeros.numpy().reshape(-1, 1, 1, 1)
     weights, pads = unpacked(packed.numpy() - zero, call.attributes["pads"].as_ints())
     return _over_pixels(call, packing, pads, {**values, "w": weights + zero})
+
+
+def _weighted(node: ir.Node) -> list[ir.Node]:
+    """Return the DequantizeLinear of each input of a convolution; none if another node computes an input."""
+    pairs = [_dequantized(value) for value in node.inputs if value is not None]
+    known = [pair for pair in pairs if pair is not None]
+    return known if len(known) == len(pairs) else []
+
+
+def _convolution_inputs(pairs: Sequence[ir.Node], quantize_node: ir.Node) -> list[ir.Value | None]:
+    """Return the inputs of a native convolution up to the bias."""
+    x, w, *bias = (_operands(pair) for pair in pairs)
+    return [*x, *w, *_operands(quantize_node)[1:], *(each[0] for each in bias)]
 
 
 def _over_pixels(call: Call, packing: Packing, pads: Sequence[int], values: Mapping[str, Array]) -> Call:
@@ -253,26 +263,23 @@ def fits_int8(weights: ir.TensorProtocol, zeros: ir.TensorProtocol) -> bool:
 def _transposed(site: Site) -> Call | None:
     """Return the call for a ConvTranspose with the Relu or Clip that it absorbs; None if it has another form."""
     anchor, *absorbed = (site.nodes[name] for name in site.unit.nodes)
-    pairs = [_dequantized(value) for value in anchor.inputs if value is not None]
-    known = [pair for pair in pairs if pair is not None]
-    if len(known) < len(pairs) or not site.images or not _has_int8_strides(known[1], anchor):
+    pairs = _weighted(anchor)
+    if not pairs or not site.images or not _is_supported_transposed(anchor, pairs[1]):
         return None
-    x, w, *bias = (_operands(pair) for pair in known)
-    inputs = [*x, *w, *_operands(site.quantize)[1:], *(each[0] for each in bias)]
-    if not _are_constants([*x[1:], *_operands(site.quantize)[1:]]):
+    if not _are_constants([*_operands(pairs[0])[1:], *_operands(site.quantize)[1:]]):
         return None
-    defaults = {**WINDOW, "output_padding": [0, 0]}
-    attributes = _attributes(anchor, defaults, group=1)
-    body = [*known, anchor, *absorbed, site.quantize]
-    values = _clipping(absorbed, site.quantize)
+    inputs, values = _convolution_inputs(pairs, site.quantize), _clipping(absorbed, site.quantize)
+    attributes = _attributes(anchor, {**WINDOW, "output_padding": [0, 0]}, group=1)
+    body = [*pairs, anchor, *absorbed, site.quantize]
     return Call("ConvTranspose", str(anchor.name), TRANSPOSED, inputs, body, attributes, anchor, values=values)
 
 
-def _has_int8_strides(weights: ir.Node, node: ir.Node) -> bool:
-    """Return whether a ConvTranspose has int8 weights with the zero points 0, and whole strides."""
+def _is_supported_transposed(node: ir.Node, weights: ir.Node) -> bool:
+    """Return whether the operator computes a ConvTranspose with the weights of a DequantizeLinear."""
     stored, zeros = constant(weights.inputs[0]), constant(_operands(weights)[2])
-    plain = stored is not None and stored.dtype is ir.DataType.INT8 and zeros is not None and not zeros.numpy().any()
-    return plain and stored is not None and has_whole_strides(node, stored)
+    if stored is None or zeros is None or stored.dtype is not ir.DataType.INT8 or zeros.numpy().any():
+        return False
+    return has_whole_strides(node, stored)
 
 
 # ------------------------------------------------------------------------------------------------------------ pools

@@ -109,8 +109,10 @@ def _resize_obstacle(unit: Unit, facts: Facts, strategy: Strategy, rank: int) ->
 def _transposed_obstacle(unit: Unit, facts: Facts) -> Reason:
     """Return why a ConvTranspose cannot be a native operator."""
     node = facts.nodes[unit.nodes[0]]
-    if not facts.joins or not has_whole_strides(node, constant(node.inputs[1])):
-        return why.NO_FORM  # the body adds in float: a result may differ by a step
+    if not facts.joins:  # the body adds in float: a result may differ by a step from that of the operator
+        return why.NO_FORM
+    if not has_whole_strides(node, constant(node.inputs[1])):
+        return why.NO_FORM
     touched = (*unit.inputs, *unit.outputs)
     return _tensor_obstacle(unit, facts, touched) or _compute_obstacle(node, OPS[unit.op])
 

@@ -86,9 +86,10 @@ def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
 
     The reason has the costs of the batch size at which float saves most.
     """
-    stored = every[0].space.rules.impl(unit) is Impl.WEIGHT  # weights are int8 in the file at the cost of float
-    if impl.int8 or stored:
-        return Choice(impl if impl.int8 else Impl.WEIGHT)
+    if impl.int8:
+        return Choice(impl)
+    if every[0].space.rules.impl(unit) is Impl.WEIGHT:  # it takes as long as float, and the file is smaller
+        return Choice(Impl.WEIGHT)
     rows = [_least_costs(each, unit) for each in every]
     (in_float, in_int8), prices = min(zip(rows, every, strict=True), key=lambda row: row[0][0] - row[0][1])
     if in_float == in_int8 == 0:

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from requant.quantize import Options, quantize_model
-
 from ...native import needs_library
-from .test_native import load, session
+from .flow import check_equal, native_operators, quantized
+from .test_native import session
 
 Array = NDArray[Any]
 pytestmark = needs_library
@@ -79,13 +77,8 @@ def test_a_model_with_it_computes_what_its_body_does(mode: str, tmp_path: Path) 
         weights = rng.standard_normal((outputs, 8, 3, 3)).astype(np.float32)
         proto.graph.initializer.append(numpy_helper.from_array(weights, name))
     onnx.save(proto, tmp_path / "m.onnx")
-    x = rng.standard_normal((8, 8, 10, 12)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x)
-    options = Options(force_int8=True, effort="low", seconds=0.05, place="all", kernels="exact")
-    result = quantize_model(tmp_path / "m.onnx", str(tmp_path / "data.npz"), tmp_path / "q.onnx", options)
-    found = onnx.load(tmp_path / "q.onnx")
-    assert [node.op_type for node in found.graph.node if node.domain] == ["Convolution", "Convolution", "DepthToSpace"]
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((8, 8, 10, 12)).astype(np.float32))
+    result, found = quantized(tmp_path / "m.onnx", kernels="exact")
+    assert native_operators(found) == ["Convolution", "Convolution", "DepthToSpace"]
     assert result.forms["u8->u8 native"] == 3
-    sessions = (load(found), ort.InferenceSession(found.SerializeToString()))
-    here, elsewhere = (each.run(None, {"x": x})[0] for each in sessions)
-    np.testing.assert_array_equal(here, elsewhere)
+    check_equal(tmp_path / "m.onnx", found)

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from requant.quantize import Options, quantize_model
 from requant.transforms.resizes import NEAREST, POSITIONS, Resizing, find_resizing
 
 from ...native import needs_library
-from .test_native import load, session
+from .flow import check_alike, check_equal, native_operators, quantized
+from .test_native import session
 
 Array = NDArray[Any]
 
@@ -217,38 +217,20 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return tmp_path / "m.onnx"
 
 
-def quantized(model: Path, **options: Any) -> tuple[Any, onnx.ModelProto]:
-    quick: dict[str, Any] = {"force_int8": True, "effort": "low", "seconds": 0.05, "place": "all", **options}
-    output = model.with_name("q.onnx")
-    result = quantize_model(model, str(model.with_name("data.npz")), output, Options(**quick))
-    return result, onnx.load(output)
-
-
 @needs_library
 def test_it_stands_between_native_convolutions_and_the_body_computes_the_same(model: Path) -> None:
     result, found = quantized(model, kernels="native")
-    native = [node.op_type for node in found.graph.node if node.domain == "ai.requant"]
-    assert native == ["Convolution", "Resize", "Convolution"]
+    assert native_operators(found) == ["Convolution", "Resize", "Convolution"]
     assert result.forms["u8->u8 native"] == 3
-    feed = {"x": np.load(model.with_name("data.npz"))["x"]}
-    here = load(found).run(None, feed)[0]
-    elsewhere = ort.InferenceSession(found.SerializeToString()).run(None, feed)[0]
-    before = ort.InferenceSession(str(model)).run(None, feed)[0]
-    noise = np.square(before - elsewhere).mean()
-    assert np.square(here - elsewhere).mean() < noise / 10  # few values differ, each by a step
-    assert np.square(before - here).mean() < 2 * noise
+    check_alike(model, found)
 
 
 @needs_library
 @pytest.mark.parametrize("model", ["nearest"], indirect=True)
 def test_the_nearest_pixels_of_a_model_are_those_of_its_body(model: Path) -> None:
     _, found = quantized(model, kernels="exact")
-    assert [node.op_type for node in found.graph.node if node.domain] == ["Convolution", "Resize", "Convolution"]
-    feed = {"x": np.load(model.with_name("data.npz"))["x"]}
-    here, elsewhere = (
-        each.run(None, feed)[0] for each in (load(found), ort.InferenceSession(found.SerializeToString()))
-    )
-    np.testing.assert_array_equal(here, elsewhere)
+    assert native_operators(found) == ["Convolution", "Resize", "Convolution"]
+    check_equal(model, found)
 
 
 @needs_library

@@ -10,18 +10,17 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from requant.quantize import Options, quantize_model
 from requant.transforms.conv_transposes import has_whole_strides
 
 from ...native import needs_library
-from .test_native import load, session
+from .flow import check_alike, native_operators, quantized
+from .test_native import session
 
 Array = NDArray[Any]
 pytestmark = needs_library
@@ -229,32 +228,11 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "m.onnx"
 
 
-def quantized(model: Path, **options: Any) -> tuple[Any, onnx.ModelProto]:
-    quick: dict[str, Any] = {
-        "force_int8": True,
-        "effort": "low",
-        "seconds": 0.05,
-        "place": "all",
-        "force": True,
-        **options,
-    }
-    output = model.with_name("q.onnx")
-    result = quantize_model(model, str(model.with_name("data.npz")), output, Options(**quick))
-    return result, onnx.load(output)
-
-
 def test_it_stands_between_native_convolutions_and_the_body_computes_the_same(model: Path) -> None:
     result, found = quantized(model, kernels="native")
-    native = [node.op_type for node in found.graph.node if node.domain == "ai.requant"]
-    assert native == ["Convolution", "ConvTranspose", "Convolution"]
+    assert native_operators(found) == ["Convolution", "ConvTranspose", "Convolution"]
     assert result.forms["u8->u8 native"] == 3
-    feed = {"x": np.load(model.with_name("data.npz"))["x"]}
-    here = load(found).run(None, feed)[0]
-    elsewhere = ort.InferenceSession(found.SerializeToString()).run(None, feed)[0]
-    before = ort.InferenceSession(str(model)).run(None, feed)[0]
-    noise = np.square(before - elsewhere).mean()
-    assert np.square(here - elsewhere).mean() < noise / 10  # few values differ, each by a step
-    assert np.square(before - here).mean() < 2 * noise
+    check_alike(model, found)
 
 
 @pytest.mark.parametrize("options", [{"kernels": "stock"}, {"kernels": "exact"}, {"portable": True, "place": "rules"}])
