@@ -31,6 +31,7 @@ from .registry import Change, LeftAlone, transform
 
 RANGES = "DynamicQuantizeLinear"
 LSTM = (*LSTM_ATTRIBUTES, "input_forget")
+BIAS_STEPS = (("Reshape",), ("Cast",), ("Floor", "Round"), ("Div",))  # from the sum back to the float bias
 ATTENTION = ("num_heads", "unidirectional", "scale", "mask_filter_value", "past_present_share_buffer", "do_rotary")
 
 
@@ -106,9 +107,10 @@ def remove_dynamic_quantization(model: ir.Model, *, exclude_node: tuple[str, ...
 
     Before:  x8, sx, zx = DynamicQuantizeLinear(x);  y = Cast(MatMulInteger(x8, W8, zx, zw)) * (sx * sw) + b
     After:   y = MatMul(x, W) + b,  W = (W8 - zw) * sw in float32
-        The same for ConvInteger, MatMulIntegerToFloat, DynamicQuantizeMatMul, DynamicQuantizeLSTM and QAttention, with
-        one scale or one per output channel, with a Reshape or Transpose behind the DynamicQuantizeLinear, and for a
-        DequantizeLinear of its result. A product of two quantized activations becomes their float product. The weights
+        The same for ConvInteger (also with a bias that is rounded at run time and added in int32),
+        MatMulIntegerToFloat, DynamicQuantizeMatMul, DynamicQuantizeLSTM and QAttention, with one scale or one per
+        output channel, with a Reshape or Transpose behind the DynamicQuantizeLinear, and for a DequantizeLinear of its
+        result. A product of two quantized activations becomes their float product. The weights
         keep their rounded values; activations are no longer rounded. Weights of more than 1 MiB are computed when they
         are read. ONNX Runtime's ``quantize_dynamic`` writes such models.
     Left alone: operators whose activations are quantized with other than computed ranges (``not-dynamic``), with
@@ -188,10 +190,13 @@ def _finish(old: ir.Node, new: ir.Node, added: ir.Value | None, floats: _Floats)
 
 
 def _scaled(node: ir.Node) -> tuple[ir.Node, list[ir.Value]]:
-    """Return the last Mul that scales integer products back to float, and all factors.
+    """Return the last Mul that scales integer sums back to float, and all factors.
+
+    Args:
+        node: The operator that writes the sums.
 
     Raises:
-        LeftAlone: The products are not scaled by a scale that a DynamicQuantizeLinear computes.
+        LeftAlone: The sums are not scaled by a scale that a DynamicQuantizeLinear computes.
     """
     last = _reader(node)
     if last.op_type != "Cast" or last.domain or last.attributes.get_int("to", 0) != ir.DataType.FLOAT:
@@ -245,7 +250,10 @@ def _integer_product(node: ir.Node, floats: _Floats) -> None:
     a, b, a_zero, b_zero = _inputs(node, 4)
     if _origin(a)[1] is None:
         raise LeftAlone("not-dynamic")
-    last, factors = _scaled(node)
+    biased = _integer_bias(node)
+    last, factors = _scaled(node if biased is None else biased.sum)
+    if biased is not None and set(biased.factors) != set(factors):
+        raise LeftAlone("other-parameters")
     computed = [factor for factor in factors if constant(factor) is None]
     fixed = [tensor.numpy() for factor in factors if (tensor := constant(factor)) is not None]
     op = "Conv" if node.op_type == "ConvInteger" else "MatMul"
@@ -258,8 +266,49 @@ def _integer_product(node: ir.Node, floats: _Floats) -> None:
         operands = [x, floats.weight(node, b, scales, _zeros(b_zero, b), 0 if op == "Conv" else -1)]
     else:
         raise LeftAlone("other-parameters")
+    if biased is not None:
+        operands.append(biased.bias)
     new = ir.node(op, operands, node.attributes, name=node_name(node))
     _finish(last, new, None, floats)
+
+
+@dataclass(frozen=True)
+class _IntegerBias:
+    """A bias of a ConvInteger that is rounded to int32 at run time.
+
+    Attributes:
+        sum: The Add of products and bias.
+        bias: The float bias, a constant (M).
+        factors: The scales by which it is divided.
+    """
+
+    sum: ir.Node
+    bias: ir.Value
+    factors: list[ir.Value]
+
+
+def _integer_bias(node: ir.Node) -> _IntegerBias | None:
+    """Return the bias of a ConvInteger: ``Add(sums, Reshape(Cast(Floor(Div(bias, scales))), (1, M, 1...)))``, if any.
+
+    Early versions of ONNX Runtime's quantizer wrote it so.
+    """
+    add = sole_reader(node.outputs[0])
+    if node.op_type != "ConvInteger" or add is None or add.op_type != "Add" or add.domain:
+        return None
+    steps: list[ir.Node] = []
+    value = add.inputs[add.inputs[0] is node.outputs[0]]
+    for ops in BIAS_STEPS:
+        source = value.producer() if value is not None else None
+        if source is None or source.op_type not in ops or source.domain:
+            return None
+        steps.append(source)
+        value = source.inputs[0]
+    bias, shape = constant(value), constant(steps[0].inputs[1])
+    if value is None or bias is None or shape is None or len(bias.shape) != 1:
+        return None
+    if [side for axis, side in enumerate(shape.numpy()) if axis != 1 and side != 1]:
+        return None
+    return _IntegerBias(add, value, _factors(steps[-1].inputs[1]))
 
 
 def _channel_scales(op: str, fixed: Iterable[Array], weights: ir.TensorProtocol | None) -> Array:

@@ -36,7 +36,7 @@ from .reasons import TOO_NOISY
 from .rules import able, all_int8_plan, native_plan, native_products_plan, stock_plan
 
 ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
-LEAST_MS = 0.5  # shorter runs time too noisily
+LEAST_MS = 0.02  # of shorter runs, a profile in whole microseconds says little
 SHARE = 1.0  # time for comparing plans, as a share of the time for the latency
 STRETCHES = (1.0, 2.0, 0.5)  # factors on the cost of conversions, tried until the cut gives a new plan
 
