@@ -18,6 +18,7 @@ CHEAP = frozenset(
     "Add Sub Mul Div Pow Sqrt Erf Tanh Sigmoid HardSigmoid Reciprocal ReduceMean Neg Abs Exp Softplus Cast".split()
 )
 GROUP_LIMIT = 16
+SCALING = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
 def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[Unit, ...]:
@@ -26,7 +27,8 @@ def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[U
     A Conv, Gemm, MatMul, Add, Mul or LeakyRelu forms a unit with the Relu or Clip that is its only reader. Element-wise
     operators between a tensor with several readers and the node where their results join (``x * sigmoid(x)``, GELU, a
     decomposed layer or RMS norm, a hard-swish) form a group: the runtime fuses them if no other node is inserted
-    between them. A layer norm forms two groups: ``x - mean(x)`` and the division.
+    between them. A layer norm forms two groups: ``x - mean(x)`` and the division. A function of one element takes the
+    scaling and shifting by single numbers behind it with it: one table computes them all.
 
     Args:
         graph: The graph.
@@ -40,6 +42,7 @@ def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[U
     for value in _values(graph):
         region = _fan_out_group(value)
         if region and not taken.intersection(region):
+            region += _scaled_further(region, taken)
             by_last[region[-1]] = _unit(region, region[-1], [v for n in region for v in n.inputs], op=_kind(region))
             taken.update(region)
     for node in graph:
@@ -48,6 +51,20 @@ def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[U
             by_last[nodes[-1]] = _unit(nodes, node, activations(node), op=_operator(node))
             taken.update(nodes)
     return tuple(by_last[node] for node in graph if node in by_last)
+
+
+def _scaled_further(region: list[ir.Node], taken: set[ir.Node]) -> list[ir.Node]:
+    """Return the operators behind a function of one element that scale or shift its result by single numbers."""
+    found: list[ir.Node] = []
+    last = region[-1]
+    if not all(channels_of(node, None) == 1 for node in region):
+        return found
+    while (reader := sole_reader(last.outputs[0])) is not None and reader not in taken:
+        if reader.op_type not in SCALING or channels_of(reader, None) != 1 or len(activations(reader)) != 1:
+            break
+        found.append(reader)
+        last = reader
+    return found
 
 
 def _operator(node: ir.Node) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ...transforms.graph import constant
 from ...transforms.ops import OPS
-from ...transforms.plan import Impl, Plan, Unit
+from ...transforms.plan import Choice, Impl, Plan, Unit
 from .joins import unrounded
 
 ACTIVATION = 12 * 255.0**2 / 36  # a uniform error of 1/255 of a range of six standard deviations
@@ -26,6 +26,7 @@ class Noises:
         tensors: The noise of each tensor in uint8 alone.
         forms: By form of matrix products from float to float, the noise of each input tensor.
         moved: By result of an operator that only moves values, its input: they have the same noise.
+        joined: By result of a Concat, its inputs, if they all have its scale: they are rounded, and the Concat copies.
         joins: The convolution that may absorb each function or sum, by the name of the latter; see `joins_of`.
         readers: How many products read a tensor; they share its noise.
         weights: By unit, the noise of its weights in int8. Weights in blocks have scales enough to add none.
@@ -34,6 +35,7 @@ class Noises:
     tensors: Mapping[str, float] = field(default_factory=dict)
     forms: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     joins: Mapping[str, Unit] = field(default_factory=dict)
     readers: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Noises:
         moved = {output: unit.inputs[0] for unit in moving if unit.inputs for output in unit.outputs}
         products = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "compute"]
         readers = Counter(unit.inputs[0] for unit in products if unit.inputs)
-        return cls(tensors, forms, moved, joins, readers, weights)
+        return cls(tensors, forms, moved, _joined(plan), joins, readers, weights)
 
     @property
     def total(self) -> float:
@@ -79,7 +81,8 @@ class Noises:
             return found + math.fsum(shares)
         if impl.writes_u8:
             between = {each.outputs[0] for each in self.joins.values()}
-            written = (each for each in unit.outputs if each not in self.moved and each not in between)
+            copied = self.moved.keys() | self.joined.keys() | between
+            written = (each for each in unit.outputs if each not in copied)
             found += math.fsum(map(self.of_tensor, written))
         if impl.reads_u8 and impl is not Impl.U8_NATIVE and unit.name in self.joins:
             found += self.of_tensor(self.joins[unit.name].outputs[0])
@@ -94,12 +97,31 @@ class Noises:
         between = any(tensor == each.outputs[0] for each in self.joins.values())
         return self.of_tensor(tensor) if between else 0.0
 
+    def _parts(self, plan: Plan, tensor: str) -> Iterator[str]:
+        """Yield the tensors that a plan rounds where a tensor is written: those that a Concat copies, or it itself."""
+        inputs = self.joined.get(tensor, ()) if tensor in plan.produced_u8 else ()
+        if not inputs or any(plan.root(each) != plan.root(tensor) for each in inputs):
+            yield tensor
+        else:
+            for each in inputs:
+                yield from self._parts(plan, each)
+
     def of_plan(self, plan: Plan) -> float:
         """Return the noise of a plan: of tensors that it rounds, of weights, and of products from float to float."""
-        rounded = set(plan.observed) - unrounded(plan, self.joins)
+        roots = set(plan.observed) - unrounded(plan, self.joins)
+        rounded = {part for root in roots for part in self._parts(plan, root)}
         chosen = [(unit, plan.impl(unit)) for unit in plan.units]
         products = (self.of_unit(*each) if each[1] in self.forms else self.of_weights(*each) for each in chosen)
         return math.fsum((*map(self.of_tensor, sorted(rounded)), *products))
+
+
+def _joined(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Return the inputs of each Concat that all have its scale if every unit is uint8, by its result."""
+    wide = plan.with_choices({unit.name: Choice(Impl.U8) for unit in plan.units})
+    joins = {unit.outputs[0]: unit.inputs for unit in plan.units if unit.op == "Concat"}
+    return {
+        whole: inputs for whole, inputs in joins.items() if all(wide.root(each) == wide.root(whole) for each in inputs)
+    }
 
 
 def noise(unit: Unit, nodes: Mapping[str, ir.Node]) -> float:

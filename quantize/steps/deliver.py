@@ -28,7 +28,7 @@ from ..runtime.profile import KernelRun, integer_share
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB, ruinous
 from .emit import emit, plan_by_rules
-from .evidence import each_alone, forms_alone, gather_evidence
+from .evidence import each_alone, forms_alone, gather_evidence, noise_powers
 from .judge import UNMEASURED, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
@@ -121,19 +121,26 @@ def deliver_searched(
 
 
 def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
-    """Keep in float each tensor that alone ruins the outputs; return the better of the two models.
+    """Keep in float each tensor that alone ruins the outputs; return the better of the two models, with its evidence.
 
     Of a model that is too large for trials of each tensor in `RESCUE` seconds, none is tried.
     """
     facts, rules, _ = plan_by_rules(job, ranges, Evidence())
-    kept = ruinous(each_alone(job, trial.candidate, trial.accuracy, RESCUE))
-    harmed = {form: ruinous(found) for form, found in forms_alone(job, facts, rules, trial.accuracy, RESCUE).items()}
-    if not kept and not any(harmed.values()):
-        return trial
-    candidate = emit(job, ranges, Evidence(kept, harmed_by=harmed))
+    sqnr_db = each_alone(job, trial.candidate, trial.accuracy, RESCUE)
+    of_forms = forms_alone(job, facts, rules, trial.accuracy, RESCUE)
+    evidence = Evidence(
+        ruinous(sqnr_db),
+        noise_powers(sqnr_db),
+        {form: noise_powers(found) for form, found in of_forms.items()},
+        {form: ruinous(found) for form, found in of_forms.items()},
+    )
+    known = replace(trial, candidate=replace(trial.candidate, evidence=evidence))
+    if not evidence.kept_float and not any(evidence.harmed_by.values()):
+        return known
+    candidate = emit(job, ranges, evidence)
     accuracy = measure_accuracy(job, candidate)
     better = accuracy.worst_sqnr_db > trial.accuracy.worst_sqnr_db
-    return judge(job, candidate, accuracy) if better else trial
+    return judge(job, candidate, accuracy) if better else known
 
 
 def _why_not(job: Job, trial: Trial) -> str:

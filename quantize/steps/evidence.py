@@ -82,13 +82,22 @@ def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: floa
 
     Args:
         job: The job.
-        candidate: The tensors to try are those with a scale in it.
+        candidate: The tensors to try are those with a scale in it, and those that have the scale of a Concat.
         accuracy: Its accuracy; only outputs that could be compared count.
         seconds: How long this may take, about; where the time is too short, the result is empty.
     """
     values = ir.convenience.create_value_mapping(job.simple.graph)  # those in bodies too
-    known = {name: params for name, params in candidate.qparams.items() if name in values}
+    plan, params = candidate.plan, candidate.qparams
+    roots = {name: name for name in params} | {name: plan.root(name) for name in _parts(plan)}
+    known = {name: params[root] for name, root in roots.items() if name in values and root in params}
     return _tried(job, known, accuracy, seconds, alone, TENSORS)
+
+
+def _parts(plan: Plan) -> list[str]:
+    """Return the tensors that a Concat copies: they have its scale, and each is rounded where it is written."""
+    copied = {t for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "same" for t in unit.outputs}
+    wholes = {unit.outputs[0] for unit in plan.units if unit.op == "Concat"}
+    return [tensor for tensor in plan.quantized if plan.root(tensor) != tensor and tensor not in copied | wholes]
 
 
 def forms_alone(

@@ -28,7 +28,7 @@ MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 NEAR = 2.0  # a plan that misses the promise with at most this many times the noise of one that keeps it ends the search
 FASTER = 0.97  # the most that a plan with more noise takes of the time of one that keeps the promise
-SECONDS = 20.0  # for trials of single tensors, if none were tried before
+SECONDS = 300.0  # by built-in costs, for trials of single tensors, if none were tried before
 
 
 def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:

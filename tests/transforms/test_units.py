@@ -88,7 +88,11 @@ GROUPS = {
     "Mish": ("[a] s = Softplus(x) [b] t = Tanh(s) [c] y = Mul(x, t)", {"abc": "function"}),
     "erf-GELU": (
         "[a] d = Div(x, root) [b] e = Erf(d) [c] p = Add(e, one) [d] h = Mul(x, p) [e] y = Mul(h, half)",
-        {"abcd": "function", "e": "Mul"},  # the factor reads one tensor only
+        {"abcde": "function"},
+    ),
+    "scaled hard-swish": (
+        "[a] s = HardSigmoid(x) [b] h = Mul(x, s) [c] u = Mul(h, half) [d] t = Add(two, u) [e] y = Sqrt(t)",
+        {"abcd": "function", "e": "Sqrt"},
     ),
     "tanh-GELU": (
         """[a] c = Pow(x, three) [b] s = Mul(c, half) [c] t = Add(x, s) [d] u = Mul(t, root)

@@ -45,6 +45,35 @@ def test_weights_in_int8_add_their_noise_in_every_form_but_blocks() -> None:
     assert of_plans == [0.0, pytest.approx(0.41), pytest.approx(0.5)]  # uint8 rounds `e` besides
 
 
+def test_a_concat_adds_no_noise_to_tensors_that_have_its_scale() -> None:
+    names = ("one", "other", "grown", "whole", "more")
+    units = (
+        unit("one", "Conv", ("x",), "a"),
+        unit("other", "Conv", ("x",), "b"),
+        unit("grown", "Resize", ("b",), "g"),
+        unit("whole", "Concat", ("a", "g"), "c"),
+        unit("more", "Conv", ("c",), "y"),
+    )
+    plan = Plan(units, dict.fromkeys(names, Choice(Impl.U8)))
+    noises = Noises.of(plan, {"x": 0.0, "a": 0.1, "b": 0.2, "c": 0.25, "y": 0.0}, {}, {}, {})
+    assert [noises.of_unit(each, Impl.U8) for each in units] == [0.1, 0.2, 0.0, 0.0, 0.0]
+    assert noises.of_plan(plan) == pytest.approx(0.3)
+    alone = plan.with_choices({name: Choice(Impl.FLOAT) for name in names if name != "grown"})
+    assert noises.of_plan(alone) == pytest.approx(0.2)  # the Resize reads and writes uint8, and nothing else does
+
+
+def test_a_concat_adds_noise_to_a_tensor_with_another_scale() -> None:
+    units = (
+        unit("one", "Conv", ("x",), "a"),
+        unit("whole", "Concat", ("a", "x"), "c"),
+        unit("more", "Conv", ("a",), "y"),  # reads `a` too, which has a scale of its own for it
+    )
+    plan = Plan(units, dict.fromkeys(("one", "whole", "more"), Choice(Impl.U8)))
+    noises = Noises.of(plan, {"x": 0.0, "a": 0.1, "c": 0.25}, {}, {}, {})
+    assert noises.of_unit(units[1], Impl.U8) == 0.25
+    assert noises.of_plan(plan) == pytest.approx(0.35)
+
+
 @pytest.mark.usefixtures("int8_wins")
 def test_a_model_with_embeddings_is_placed(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>

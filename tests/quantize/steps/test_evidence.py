@@ -26,13 +26,22 @@ TEXT = """<ir_version: 8, opset_import: ["" : 17]>
     }"""
 
 
-def gathered(folder: Path, **options: Any) -> Evidence:
+JOINED = """<ir_version: 8, opset_import: ["" : 17]>
+    net (float[N,8,8,8] x) => (float[N,8,8,8] y) {
+      [first] a = Conv<pads = [1, 1, 1, 1]>(x, u)
+      [other] b = Conv<pads = [1, 1, 1, 1]>(x, w)
+      [join] c = Concat<axis = 1>(a, b)
+      [coarse] y = Conv<pads = [1, 1, 1, 1], group = 2>(c, v)
+    }"""
+
+
+def gathered(folder: Path, text: str = TEXT, **options: Any) -> Evidence:
     """Return the evidence of a model whose second convolution has one huge weight for a channel that is always 0."""
     random = np.random.default_rng(0)
     arrays = {name: random.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32) for name in "uvw"}
     arrays["u"][0] = 0
     arrays["v"][:, 0] = 20  # all other weights of its output channels have steps of 20 / 127
-    proto = onnx.parser.parse_model(TEXT)
+    proto = onnx.parser.parse_model(text)
     proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     onnx.save(proto, folder / "m.onnx")
     np.savez(folder / "d.npz", x=random.normal(size=(16, 8, 8, 8)).astype(np.float32))
@@ -57,3 +66,9 @@ def test_corrections_that_learn_leave_a_part_of_the_noise(tmp_path: Path) -> Non
 
 def test_low_effort_tries_nothing(tmp_path: Path) -> None:
     assert not gathered(tmp_path, effort="low").noise_of_weights
+
+
+def test_tensors_that_have_the_scale_of_a_concat_are_tried_too(tmp_path: Path) -> None:
+    noise = gathered(tmp_path, JOINED).noise
+    assert set(noise) == {"x", "a", "b", "c", "y"}
+    assert noise["c"] == pytest.approx(noise["a"] + noise["b"], rel=1e-3)  # the same errors
