@@ -132,8 +132,9 @@ class Job:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """Shapes of the tensors of the simplified model by name, as far as they can be inferred."""
-        found = {name: plain_shape(value) for name, value in inferred(self.simple).items()}
+        """Shapes of the float tensors of the simplified model by name, as far as they can be inferred."""
+        values = inferred(self.simple).items()
+        found = {name: plain_shape(value) for name, value in values if value.dtype in (None, ir.DataType.FLOAT)}
         return {name: shape for name, shape in found.items() if shape is not None}
 
     @property

@@ -116,8 +116,8 @@ class Noises:
 
 
 def _joined(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Return the inputs of each Concat that all have its scale if every unit is uint8, by its result."""
-    wide = plan.with_choices({unit.name: Choice(Impl.U8) for unit in plan.units})
+    """Return the inputs of each Concat that all have its scale if every unit with inputs is uint8, by its result."""
+    wide = plan.with_choices({unit.name: Choice(Impl.U8) for unit in plan.units if unit.inputs})
     joins = {unit.outputs[0]: unit.inputs for unit in plan.units if unit.op == "Concat"}
     return {
         whole: inputs for whole, inputs in joins.items() if all(wide.root(each) == wide.root(whole) for each in inputs)

@@ -14,7 +14,7 @@ from ...transforms.existing import is_finished
 from ...transforms.graph import nodes_by_name
 from ...transforms.plan import Impl, Plan
 from ...transforms.reasons import INTEGER, other
-from ..job import Candidate, Evidence, Job, Trial
+from ..job import Candidate, Job, Trial
 from ..model.files import load_model, size_on_disk
 from ..model.metadata import Written, describe_origin
 from ..model.writing import save_model
@@ -26,9 +26,9 @@ from ..result import FloatNode, Frontier, Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, integer_share
 from ..runtime.timing import Latency
-from ..sensitivity.each_tensor import RUIN_DB, ruinous
-from .emit import emit, plan_by_rules
-from .evidence import each_alone, forms_alone, gather_evidence, noise_powers
+from ..sensitivity.each_tensor import RUIN_DB
+from .emit import emit
+from .evidence import evidence_of, gather_evidence
 from .judge import UNMEASURED, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
@@ -125,15 +125,7 @@ def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
 
     Of a model that is too large for trials of each tensor in `RESCUE` seconds, none is tried.
     """
-    facts, rules, _ = plan_by_rules(job, ranges, Evidence())
-    sqnr_db = each_alone(job, trial.candidate, trial.accuracy, RESCUE)
-    of_forms = forms_alone(job, facts, rules, trial.accuracy, RESCUE)
-    evidence = Evidence(
-        ruinous(sqnr_db),
-        noise_powers(sqnr_db),
-        {form: noise_powers(found) for form, found in of_forms.items()},
-        {form: ruinous(found) for form, found in of_forms.items()},
-    )
+    evidence = evidence_of(job, ranges, trial.candidate, trial.accuracy, RESCUE, RUIN_DB)
     known = replace(trial, candidate=replace(trial.candidate, evidence=evidence))
     if not evidence.kept_float and not any(evidence.harmed_by.values()):
         return known

@@ -59,15 +59,37 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
         return Evidence()
     if accuracy.worst_sqnr_db >= FINE_DB or not candidate.qparams:
         return Evidence()
-    sqnr_db = each_alone(job, candidate, accuracy, effort.seconds)
-    of_forms = forms_alone(job, facts, rules, accuracy, effort.seconds)
-    of_weights = each_units_weights(job, ranges, candidate, accuracy, effort.seconds)
+    return evidence_of(job, ranges, candidate, accuracy, effort.seconds, effort.least_db)
+
+
+def evidence_of(
+    job: Job,
+    ranges: TensorRanges,
+    candidate: Candidate,
+    accuracy: Accuracy,
+    seconds: float,
+    least_db: float,
+) -> Evidence:
+    """Measure the noise of each tensor and of the weights of each unit of a candidate alone.
+
+    Args:
+        job: The job.
+        ranges: The ranges, with the means of the inputs.
+        candidate: A model with integers.
+        accuracy: Its accuracy; only outputs that could be compared count.
+        seconds: How long each kind of trial may take, about; where the time is too short, nothing is known of it.
+        least_db: A tensor that leaves at least this SQNR, in dB, may be uint8.
+    """
+    facts, rules, _ = plan_by_rules(job, ranges, Evidence())
+    sqnr_db = each_alone(job, candidate, accuracy, seconds)
+    of_forms = forms_alone(job, facts, rules, accuracy, seconds)
+    of_weights = each_units_weights(job, ranges, candidate, accuracy, seconds)
     left = LEFT if job.corrections >= ADJUSTING else 1.0
     return Evidence(
-        ruinous(sqnr_db, effort.least_db),
+        ruinous(sqnr_db, least_db),
         noise_powers(sqnr_db),
         {form: noise_powers(found) for form, found in of_forms.items()},
-        {form: ruinous(found, effort.least_db) for form, found in of_forms.items()},
+        {form: ruinous(found, least_db) for form, found in of_forms.items()},
         {unit: left * power for unit, power in noise_powers(of_weights).items()},
     )
 

@@ -22,6 +22,7 @@ from ..runtime.timing import Latency, load_name
 
 JUDGED = 64  # samples that judge, at most
 JUDGED_STEPS = 256  # of sequences: errors need steps to accumulate
+ROWS = 2  # the rank of scores that are a row for each item
 UNMEASURED = Accuracy(0, None, {})
 
 
@@ -44,7 +45,16 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
         told = partial(_tell, job, total)
         return judge_pair(before, after, samples, told, weights=job.weights, watch=_ignore_labels)
 
-    return with_selected_outputs(job, candidate, compare)
+    return _of_real_classes(job, with_selected_outputs(job, candidate, compare))
+
+
+def _of_real_classes(job: Job, accuracy: Accuracy) -> Accuracy:
+    """Return the accuracy without classes if the model says that their number varies, as of a value for each frame."""
+    shape = next((each.shape for each in job.simple.graph.outputs if each.name == accuracy.class_output), None)
+    if accuracy.labelled is not None or shape is None or len(shape) != ROWS or isinstance(shape[-1], int):
+        return accuracy
+    plain = Accuracy(accuracy.samples, None, accuracy.sqnr_db)
+    return replace(plain, parts_db=accuracy.parts_db, divergence=accuracy.divergence)
 
 
 def judging_samples(source: Source, *, large: bool) -> Source:

@@ -14,9 +14,8 @@ from ..placement.joins import joins_of
 from ..placement.noise import Noises
 from ..placement.rules import able
 from ..placement.search import PricedPlans, plans_by_price
-from ..sensitivity.each_tensor import ruinous
 from .emit import correct, plan_by_rules
-from .evidence import each_alone, noise_powers
+from .evidence import evidence_of
 from .judge import judge, measure_accuracy, promised
 from .ranges import TensorRanges
 
@@ -47,7 +46,7 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """
     if job.policy.how in ("all", "plan") or promised(job, trial.accuracy).kept:
         return trial
-    evidence = _evidence(job, trial)
+    evidence = _evidence(job, ranges, trial)
     if not evidence.noise:
         return trial
     facts, rules, write = plan_by_rules(job, ranges, evidence)
@@ -105,14 +104,14 @@ def _faster(
     return plans, None, 0.0
 
 
-def _evidence(job: Job, trial: Trial) -> Evidence:
+def _evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
     """Return the noise of each tensor alone, measured now if it is not known."""
     known = trial.candidate.evidence
     if known.noise or job.weights.large or not trial.candidate.qparams:
         return known
-    sqnr_db = each_alone(job, trial.candidate, trial.accuracy, SECONDS)
-    kept = {**known.kept_float, **ruinous(sqnr_db, EFFORTS[job.options.effort].least_db)}
-    return replace(known, kept_float=kept, noise=noise_powers(sqnr_db))
+    least_db = EFFORTS[job.options.effort].least_db
+    found = evidence_of(job, ranges, trial.candidate, trial.accuracy, SECONDS, least_db)
+    return replace(found, kept_float={**known.kept_float, **found.kept_float})
 
 
 def _fastest(

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
 from requant.calibration.samples import Sample
 from requant.quantize import Options, quantize_model
@@ -140,6 +143,27 @@ def test_scores_per_class_need_evidence(outputs: dict[str, Any], label: Any, nam
 
 
 # ------------------------------------------------------------------------------------------------------- quantize
+
+
+@pytest.mark.parametrize(("length", "classes"), [("T", 0), ("32", 32)])
+def test_a_value_for_each_of_many_frames_is_no_class(
+    tmp_path: Path, int8_wins: None, length: str, classes: int
+) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    net (float[N,8,{length}] x) => (float[N,{length}] y) {{
+      h = Conv<pads = [1, 1]>(x, w)
+      s = Conv(h, v)
+      y = Squeeze(s, axes)
+    }}"""
+    proto, random = onnx.parser.parse_model(text), np.random.default_rng(0)
+    arrays = {"w": random.normal(size=(8, 8, 3)), "v": random.normal(size=(1, 8, 1))}
+    weights = {name: array.astype(np.float32) for name, array in arrays.items()} | {"axes": np.array([1])}
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    onnx.save(proto, tmp_path / "m.onnx")
+    data = [{"x": random.normal(size=(1, 8, 32)).astype(np.float32)} for _ in range(48)]
+    wanted = Options(place="rules", isa="vnni", effort="low")
+    found = quantize_model(tmp_path / "m.onnx", data, tmp_path / "out.onnx", wanted)
+    assert found.accuracy.classes == classes
 
 
 def quantize(tmp_path: Path, name: str = "digits", **options: Any) -> Any:

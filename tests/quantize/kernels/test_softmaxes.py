@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from requant import NATIVE_DOMAIN
+from requant.quantize import Options
 from requant.quantize.kernels.softmaxes import wrap_softmaxes
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps.prepare import prepare
 
 from ...native import needs_library
 from .test_native import load
@@ -184,3 +188,12 @@ LEFT: Mapping[str, tuple[onnx.ModelProto, Mapping[str, Sequence[int | None]]]] =
 @pytest.mark.parametrize(("proto", "shapes"), LEFT.values(), ids=LEFT)
 def test_other_softmaxes_stay_as_they_are(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int | None]]) -> None:
     assert wrap_softmaxes(ir.from_proto(proto), shapes) == 0
+
+
+def test_no_shape_is_known_of_a_softmax_of_doubles(tmp_path: Path) -> None:
+    nodes = "d = Cast<to = 11>(x) p = Softmax<axis = -1>(d) y = Cast<to = 1>(p)"
+    proto = model(nodes, x="float[N,2,3] x", y="float[N,2,3] y")
+    onnx.save(proto, tmp_path / "m.onnx")
+    job = prepare(tmp_path / "m.onnx", None, Options(), tmp_path, silent)
+    assert job.shapes["y"] == job.shapes["x"]
+    assert not {"d", "p"} & {*job.shapes}

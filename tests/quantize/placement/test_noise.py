@@ -31,6 +31,12 @@ def test_a_lookup_by_index_has_no_input_whose_noise_it_moves() -> None:
     assert [noises.of_unit(unit, Impl.U8) for unit in plan.units] == [0.1, 0.2, 0.0]
 
 
+def test_a_unit_that_only_reads_constants_may_stand_beside_a_concat() -> None:
+    units = (unit("constant", "Reshape", (), "r"), unit("whole", "Concat", ("x", "r"), "c"))
+    noises = Noises.of(Plan(units, dict.fromkeys(("constant", "whole"), Choice(Impl.FLOAT))), {"c": 0.1}, {}, {}, {})
+    assert noises.of_unit(units[1], Impl.U8) == 0.0
+
+
 def test_weights_in_int8_add_their_noise_in_every_form_but_blocks() -> None:
     forms = {Impl.DYNAMIC: {"e": 0.01}}
     noises = Noises.of(Plan((LOOKUP, PRODUCT, SHAPE), {}), NOISE, forms, {}, {"product": 0.4})
