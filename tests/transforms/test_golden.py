@@ -27,6 +27,7 @@ EXPECTED_TRANSFORMS = (
     "flatten_atrous_conv",
     "fold_batch_norms",
     "fold_constants",
+    "fold_gated_sums",
     "fold_convolutionwithbias_mul",
     "fold_old_batch_norms",
     "fold_pad",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from requant.calibration.session import open_session
 from requant.cli import main
 from requant.quantize import Options, measure_costs, quantize_model
 from requant.quantize.placement import costs as store
+from requant.quantize.placement import search
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.layouts import layout_costs
@@ -419,7 +421,8 @@ def test_all_ways_of_placing_give_a_model_that_agrees(tmp_path: Path, place: str
         assert bool(kept) == found.placement.sure  # on a busy machine kernels wait, and nothing is kept
 
 
-def test_what_is_too_small_to_time_is_placed_by_rules(tmp_path: Path) -> None:
+def test_what_is_too_small_to_time_is_placed_by_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "LEAST_MS", math.inf)
     path, data = saved(tmp_path, side=4)
     found = quantize_model(path, str(data), tmp_path / "o.onnx", Options(force_int8=True, seconds=0.1))
     assert found.placement.how == "rules"
