@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from requant.calibration.session import open_session
 from requant.cli import main
 from requant.quantize import Options, measure_costs, quantize_model
 from requant.quantize.placement import costs as store
-from requant.quantize.placement import search
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.layouts import layout_costs
@@ -33,6 +31,7 @@ from requant.quantize.runtime.profile import KernelRun, Profile
 from requant.transforms.plan import Impl
 from requant.transforms.qparams import Scheme
 
+DIGITS = Path(__file__).parents[3] / "sample_models" / "digits.onnx"
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[N, 16, {side}, {side}] x) => (float[N, 16, {side}, {side}] y) {{
     [first] a = Conv <pads = [1, 1, 1, 1]> (x, w)
@@ -421,11 +420,18 @@ def test_all_ways_of_placing_give_a_model_that_agrees(tmp_path: Path, place: str
         assert bool(kept) == found.placement.sure  # on a busy machine kernels wait, and nothing is kept
 
 
-def test_what_is_too_small_to_time_is_placed_by_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "LEAST_MS", math.inf)
+def test_what_is_too_small_to_time_is_placed_by_rules(tmp_path: Path) -> None:
     path, data = saved(tmp_path, side=4)
     found = quantize_model(path, str(data), tmp_path / "o.onnx", Options(force_int8=True, seconds=0.1))
     assert found.placement.how == "rules"
+
+
+@pytest.mark.usefixtures("measured_briefly")
+def test_a_model_of_a_fraction_of_a_millisecond_is_placed_by_costs(tmp_path: Path) -> None:
+    options = Options(seconds=0.1, samples=8, effort="low", force_int8=True)
+    found = quantize_model(DIGITS, f"{DIGITS.with_suffix('.npz')}:calib", tmp_path / "o.onnx", options)
+    assert found.placement.how == "measured"
+    assert {"rules", "all"} <= {*found.placement.tried}
 
 
 def test_noise_has_a_price(tmp_path: Path) -> None:
