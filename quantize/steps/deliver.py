@@ -28,7 +28,7 @@ from ..runtime.profile import KernelRun, integer_share
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
-from .evidence import evidence_of, gather_evidence
+from .evidence import evidence_of, gather_evidence, widest
 from .judge import UNMEASURED, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
@@ -125,7 +125,8 @@ def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
 
     Of a model that is too large for trials of each tensor in `RESCUE` seconds, none is tried.
     """
-    evidence = evidence_of(job, ranges, trial.candidate, trial.accuracy, RESCUE, RUIN_DB)
+    tried = trial.candidate if job.policy.plan is not None else widest(job, ranges)
+    evidence = evidence_of(job, ranges, tried, trial.accuracy, RESCUE, RUIN_DB)
     known = replace(trial, candidate=replace(trial.candidate, evidence=evidence))
     if not evidence.kept_float and not any(evidence.harmed_by.values()):
         return known

@@ -51,15 +51,20 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
     effort = EFFORTS[job.options.effort]
     if not effort.seconds or job.policy.plan is not None or not job.judged or job.weights.large:
         return Evidence()
-    facts, rules, write = plan_by_rules(job, ranges, Evidence())
     try:
-        candidate = write(rules if job.policy.how == "rules" else all_int8_plan(facts, rules))
+        candidate = widest(job, ranges)
         accuracy = measure_accuracy(job, candidate)
     except RequantError:  # emit() reports the error
         return Evidence()
     if accuracy.worst_sqnr_db >= FINE_DB or not candidate.qparams:
         return Evidence()
     return evidence_of(job, ranges, candidate, accuracy, effort.seconds, effort.least_db)
+
+
+def widest(job: Job, ranges: TensorRanges) -> Candidate:
+    """Return the model with integers wherever a plan may have them: its tensors and weights are those to try."""
+    facts, rules, write = plan_by_rules(job, ranges, Evidence())
+    return write(rules if job.policy.how == "rules" else all_int8_plan(facts, rules))
 
 
 def evidence_of(

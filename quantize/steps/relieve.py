@@ -15,7 +15,7 @@ from ..placement.noise import Noises
 from ..placement.rules import able
 from ..placement.search import PricedPlans, plans_by_price
 from .emit import correct, plan_by_rules
-from .evidence import evidence_of
+from .evidence import evidence_of, widest
 from .judge import judge, measure_accuracy, promised
 from .ranges import TensorRanges
 
@@ -110,7 +110,7 @@ def _evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
     if known.noise or job.weights.large or not trial.candidate.qparams:
         return known
     least_db = EFFORTS[job.options.effort].least_db
-    found = evidence_of(job, ranges, trial.candidate, trial.accuracy, SECONDS, least_db)
+    found = evidence_of(job, ranges, widest(job, ranges), trial.accuracy, SECONDS, least_db)
     return replace(found, kept_float={**known.kept_float, **found.kept_float})
 
 
