@@ -47,7 +47,7 @@ endif
 help:  ## list the targets (this)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
-demo: $(RUN) $(PACKAGE)  ## quantize the digits network to build/demo/digits_int8.onnx and compare it with the float one
+demo: $(RUN) $(PACKAGE) $(NATIVE)  ## quantize the digits network to build/demo/digits_int8.onnx and compare it with the float one
 	@mkdir -p build/demo
 	$(BIN)/requant quantize sample_models/digits.onnx --data sample_models/digits.npz:calib \
 		-o build/demo/digits_int8.onnx --force

@@ -28,7 +28,7 @@ from ..runtime.profile import KernelRun, integer_share
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
-from .evidence import evidence_of, gather_evidence, widest
+from .evidence import RESCUE, evidence_of, gather_evidence, widest
 from .judge import UNMEASURED, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
@@ -41,7 +41,6 @@ NOTHING_LEFT = (
 )
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 RUINED_DB = 8.0  # a dynamically quantized model with less is not kept: its noise has a sixth of the power of the output
-RESCUE = 300.0  # seconds, by built-in costs, for trials of single tensors of a ruined model; longer trials are left out
 EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # float units with these reasons compute in integers nevertheless
 PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
 LEAST_RUNS, MOST_RUNS = 3, 10

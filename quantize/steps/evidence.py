@@ -26,6 +26,7 @@ from .judge import measure_accuracy
 from .ranges import TensorRanges
 
 EVIDENCE = 4  # samples for each tensor
+RESCUE = 300.0  # seconds, by built-in costs, for trials of a model that misses the promise; longer trials are left out
 EVIDENCE_OF = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
 """Forms that are not tried, and those whose noise counts for them: the range of a row is at most that of its tensor.
 

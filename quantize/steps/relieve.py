@@ -15,7 +15,7 @@ from ..placement.noise import Noises
 from ..placement.rules import able
 from ..placement.search import PricedPlans, plans_by_price
 from .emit import correct, plan_by_rules
-from .evidence import evidence_of, widest
+from .evidence import RESCUE, evidence_of, widest
 from .judge import judge, measure_accuracy, promised
 from .ranges import TensorRanges
 
@@ -27,7 +27,6 @@ MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 NEAR = 2.0  # a plan that misses the promise with at most this many times the noise of one that keeps it ends the search
 FASTER = 0.97  # the most that a plan with more noise takes of the time of one that keeps the promise
-SECONDS = 300.0  # by built-in costs, for trials of single tensors, if none were tried before
 
 
 def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
@@ -110,7 +109,7 @@ def _evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
     if known.noise or job.weights.large or not trial.candidate.qparams:
         return known
     least_db = EFFORTS[job.options.effort].least_db
-    found = evidence_of(job, ranges, widest(job, ranges), trial.accuracy, SECONDS, least_db)
+    found = evidence_of(job, ranges, widest(job, ranges), trial.accuracy, RESCUE, least_db)
     return replace(found, kept_float={**known.kept_float, **found.kept_float})
 
 
