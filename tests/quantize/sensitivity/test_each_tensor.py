@@ -254,14 +254,13 @@ def test_what_ruins_stands_out(found: dict[str, float], ruined: set[str]) -> Non
 @pytest.mark.usefixtures("int8_wins")
 def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(huge_channel(), tmp_path / "float.onnx")
-    data, options = feeds(8, 1, CHANNELS, 8, 8), Options(place="rules")  # costs would weigh its noise
-    mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", options)
+    data = feeds(8, 1, CHANNELS, 8, 8)
+    mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", Options())
     monkeypatch.setattr("requant.quantize.steps.evidence.ruinous", lambda *_: {})
-    monkeypatch.setattr("requant.quantize.steps.deliver.ruinous", lambda *_: {})
-    relieved = quantize_model(tmp_path / "float.onnx", data, tmp_path / "relieved.onnx", options)
+    relieved = quantize_model(tmp_path / "float.onnx", data, tmp_path / "relieved.onnx", Options())
     assert relieved.accuracy.worst_sqnr_db > RUIN_DB  # the frontier keeps the promise without this evidence
     monkeypatch.setattr("requant.quantize.steps.deliver.relieved", lambda _job, _ranges, trial: trial)
-    ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", options)
+    ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", Options())
     assert ruined.rejected is not None  # nothing mended it: not kept, however fast
     assert ruined.rejected[0].worst_sqnr_db < RUIN_DB < mended.accuracy.worst_sqnr_db
     assert "dB at the worst output, 20 dB are needed: the output is the simplified float model" in ruined.why_not
