@@ -184,7 +184,7 @@ $(CHROMIUM): $(RUN)
 
 # The native operators. Where they cannot be built their tests are skipped, and requant uses the runtime's operators.
 $(NATIVE): $(DEV) $(PACKAGE) quantize/kernels/build.py $(wildcard quantize/kernels/native/*)
-	@echo "building the native operators" >&2
+	@echo "building the native operators (once, about two minutes)" >&2
 	@$(BIN)/python -m requant.quantize.kernels.build || \
 		echo "the native operators cannot be built here: requant uses those of ONNX Runtime" >&2
 	@touch $@

@@ -475,7 +475,7 @@ def test_kernels_of_several_compilations_are_joined_by_their_place() -> None:
         found = openvino_kernels.fastest_of(windows)
         assert [run.microseconds for run in found] == [2.0, 1.0]
     names = [
-        [run.node for run in OpenVino("f32").profile(net(), image(1, 3, 9, 9), threads=1, times=3).runs] for _ in "ab"
+        [run.node for run in OpenVino("f32").profile(net(), image(1, 3, 64, 64), threads=1, times=3).runs] for _ in "ab"
     ]
     assert names[0] == names[1]
     assert len(set(names[0])) == len(names[0])
