@@ -86,6 +86,8 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return _transposed_obstacle(unit, facts)
     images = len(shapes[-1]) == IMAGE and any(each.op_type == "Conv" for each in facts.nodes.values())
     channel = 1 if images else len(shapes[-1]) - 1
+    if unit.op in TABLES and len(shapes[0]) != len(shapes[-1]):  # a constant with more axes adds them
+        return why.NO_FORM
     if unit.op in TABLES:
         return _table_form_obstacle(unit, facts, Place(len(shapes[-1]), channel))
     if unit.op in PAIRS and (len(shapes) != 3 or whole_first(shapes[0], shapes[1], shapes[2], channel) is None):

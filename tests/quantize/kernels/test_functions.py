@@ -284,3 +284,23 @@ def test_functions_between_convolutions_of_a_model_are_native(nodes: str, tmp_pa
     x = np.load(tmp_path / "d.npz")["x"][:1]
     found, wanted = (open_session(tmp_path / name).run(None, {"x": x})[0] for name in ("q.onnx", "m.onnx"))
     assert np.square(found - wanted).mean() < 1e-2 * np.square(wanted).mean()
+
+
+@needs_library
+def test_a_function_that_adds_axes_is_no_table(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    net (float[1,16,8,8] x) => (float[1,1,16,8,8] y) <float[1,1,1,1,1] c = {0.3}> {
+      a = Conv<pads = [1, 1, 1, 1]>(x, w)
+      s = HardSigmoid(a)
+      h = Mul(a, s)
+      y = Mul(h, c)
+    }"""
+    proto, random = onnx.parser.parse_model(text), np.random.default_rng(0)
+    weights = random.normal(0, 0.1, (16, 16, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    data = [{"x": random.normal(size=(1, 16, 8, 8)).astype(np.float32)} for _ in range(16)]
+    options = Options(kernels="native", effort="low", force_int8=True)
+    found = quantize_model(tmp_path / "m.onnx", data, tmp_path / "q.onnx", options)
+    assert found.int8_nodes
+    assert found.accuracy.worst_sqnr_db > 20  # -inf if the shapes differ
