@@ -132,7 +132,7 @@ class Job:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """Shapes of the float tensors of the simplified model by name, as far as they can be inferred."""
+        """Shapes of the float tensors of the simplified model by name; a tensor of unknown type counts as float."""
         values = inferred(self.simple).items()
         found = {name: plain_shape(value) for name, value in values if value.dtype in (None, ir.DataType.FLOAT)}
         return {name: shape for name, shape in found.items() if shape is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import cache, partial
 
 import numpy as np
@@ -26,8 +25,6 @@ from .graph import (
 from .inference import stand_ins
 from .registry import Change, transform
 
-Known = Callable[[], Mapping[ir.Value, ir.Value]]
-
 
 @transform("fold_gated_sums", after=("sum_to_add",))
 def fold_gated_sums(model: ir.Model) -> Change:
@@ -38,10 +35,10 @@ def fold_gated_sums(model: ir.Model) -> Change:
         A squeeze-excite block with a residual, as detectors of text have it, reads and writes its images once and not
         twice. The results differ by the rounding of float32.
     Left alone: a product with other readers (``read-between``); a gate that is as large as the tensor, or of a size
-        that is not known (``not-smaller``); other types than float32.
+        that is not known, and other types than float32 (``not-smaller``); a constant gate.
     """
     change, taken = Change(), names(model)
-    known: Known = cache(partial(stand_ins, model))
+    known = cache(partial(stand_ins, model))
     for node in computing_nodes(model, "Add"):
         found = _gated(node)
         if found is None:

@@ -272,7 +272,7 @@ def _integer_product(node: ir.Node, floats: _Floats) -> None:
     _finish(last, new, None, floats)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _IntegerBias:
     """A bias of a ConvInteger that is rounded to int32 at run time.
 
@@ -306,7 +306,7 @@ def _integer_bias(node: ir.Node) -> _IntegerBias | None:
     bias, shape = constant(value), constant(steps[0].inputs[1])
     if value is None or bias is None or shape is None or len(bias.shape) != 1:
         return None
-    if [side for axis, side in enumerate(shape.numpy()) if axis != 1 and side != 1]:
+    if any(axis != 1 and side != 1 for axis, side in enumerate(shape.numpy())):
         return None
     return _IntegerBias(add, value, _factors(steps[-1].inputs[1]))
 

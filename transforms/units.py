@@ -27,8 +27,9 @@ def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[U
     A Conv, Gemm, MatMul, Add, Mul or LeakyRelu forms a unit with the Relu or Clip that is its only reader. Element-wise
     operators between a tensor with several readers and the node where their results join (``x * sigmoid(x)``, GELU, a
     decomposed layer or RMS norm, a hard-swish) form a group: the runtime fuses them if no other node is inserted
-    between them. A layer norm forms two groups: ``x - mean(x)`` and the division. A function of one element takes the
-    scaling and shifting by single numbers behind it with it: one table computes them all.
+    between them. A layer norm forms two groups: ``x - mean(x)`` and the division. Operators behind
+    a function of one element that scale or shift its result by single numbers belong to its group: one table computes
+    all of them.
 
     Args:
         graph: The graph.
@@ -57,7 +58,7 @@ def _scaled_further(region: list[ir.Node], taken: set[ir.Node]) -> list[ir.Node]
     """Return the operators behind a function of one element that scale or shift its result by single numbers."""
     found: list[ir.Node] = []
     last = region[-1]
-    if not all(channels_of(node, None) == 1 for node in region):
+    if _kind(region) not in (FUNCTION, GATE):
         return found
     while (reader := sole_reader(last.outputs[0])) is not None and reader not in taken:
         if reader.op_type not in SCALING or channels_of(reader, None) != 1 or len(activations(reader)) != 1:

@@ -97,19 +97,19 @@ class Noises:
         between = any(tensor == each.outputs[0] for each in self.joins.values())
         return self.of_tensor(tensor) if between else 0.0
 
-    def _parts(self, plan: Plan, tensor: str) -> Iterator[str]:
-        """Yield the tensors that a plan rounds where a tensor is written: those that a Concat copies, or it itself."""
+    def _rounded(self, plan: Plan, tensor: str) -> Iterator[str]:
+        """Yield what a plan rounds for a uint8 tensor: the tensor, or the inputs of the Concat that copies them."""
         inputs = self.joined.get(tensor, ()) if tensor in plan.produced_u8 else ()
         if not inputs or any(plan.root(each) != plan.root(tensor) for each in inputs):
             yield tensor
         else:
             for each in inputs:
-                yield from self._parts(plan, each)
+                yield from self._rounded(plan, each)
 
     def of_plan(self, plan: Plan) -> float:
         """Return the noise of a plan: of tensors that it rounds, of weights, and of products from float to float."""
         roots = set(plan.observed) - unrounded(plan, self.joins)
-        rounded = {part for root in roots for part in self._parts(plan, root)}
+        rounded = {part for root in roots for part in self._rounded(plan, root)}
         chosen = [(unit, plan.impl(unit)) for unit in plan.units]
         products = (self.of_unit(*each) if each[1] in self.forms else self.of_weights(*each) for each in chosen)
         return math.fsum((*map(self.of_tensor, sorted(rounded)), *products))
@@ -118,9 +118,11 @@ class Noises:
 def _joined(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Return the inputs of each Concat that all have its scale if every unit with inputs is uint8, by its result."""
     wide = plan.with_choices({unit.name: Choice(Impl.U8) for unit in plan.units if unit.inputs})
-    joins = {unit.outputs[0]: unit.inputs for unit in plan.units if unit.op == "Concat"}
+    concats = {unit.outputs[0]: unit.inputs for unit in plan.units if unit.op == "Concat"}
     return {
-        whole: inputs for whole, inputs in joins.items() if all(wide.root(each) == wide.root(whole) for each in inputs)
+        whole: inputs
+        for whole, inputs in concats.items()
+        if all(wide.root(each) == wide.root(whole) for each in inputs)
     }
 
 

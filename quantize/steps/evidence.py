@@ -116,16 +116,16 @@ def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: floa
     """
     values = ir.convenience.create_value_mapping(job.simple.graph)  # those in bodies too
     plan, params = candidate.plan, candidate.qparams
-    roots = {name: name for name in params} | {name: plan.root(name) for name in _parts(plan)}
+    roots = {name: name for name in params} | {name: plan.root(name) for name in _copied_by_concats(plan)}
     known = {name: params[root] for name, root in roots.items() if name in values and root in params}
     return _tried(job, known, accuracy, seconds, alone, TENSORS)
 
 
-def _parts(plan: Plan) -> list[str]:
-    """Return the tensors that a Concat copies: they have its scale, and each is rounded where it is written."""
-    copied = {t for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "same" for t in unit.outputs}
+def _copied_by_concats(plan: Plan) -> list[str]:
+    """Return the tensors that a Concat copies: they have its scale, and their own operators round them."""
+    moved = {t for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "same" for t in unit.outputs}
     wholes = {unit.outputs[0] for unit in plan.units if unit.op == "Concat"}
-    return [tensor for tensor in plan.quantized if plan.root(tensor) != tensor and tensor not in copied | wholes]
+    return [tensor for tensor in plan.quantized if plan.root(tensor) != tensor and tensor not in moved | wholes]
 
 
 def forms_alone(

@@ -45,11 +45,11 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
         told = partial(_tell, job, total)
         return judge_pair(before, after, samples, told, weights=job.weights, watch=_ignore_labels)
 
-    return _of_real_classes(job, with_selected_outputs(job, candidate, compare))
+    return _of_fixed_classes(job, with_selected_outputs(job, candidate, compare))
 
 
-def _of_real_classes(job: Job, accuracy: Accuracy) -> Accuracy:
-    """Return the accuracy without classes if the model says that their number varies, as of a value for each frame."""
+def _of_fixed_classes(job: Job, accuracy: Accuracy) -> Accuracy:
+    """Return the accuracy without classes if the model leaves their number open: each value is that of a frame."""
     shape = next((each.shape for each in job.simple.graph.outputs if each.name == accuracy.class_output), None)
     if accuracy.labelled is not None or shape is None or len(shape) != ROWS or isinstance(shape[-1], int):
         return accuracy
