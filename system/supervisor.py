@@ -62,8 +62,7 @@ def supervised(command: Callable[[], object]) -> None:
             _run(command)
         watch = _Watch(child, heeded)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _, status = os.waitpid(child, 0)
-        sys.exit(watch.exit_code(os.waitstatus_to_exitcode(status), faults, printed))
+        sys.exit(watch.exit_code(watch.wait(), faults, printed))
 
 
 def _memory_file() -> BinaryIO:
@@ -132,11 +131,27 @@ class _Watch:
         """Handle the signals of this process from here on."""
         self.child = child
         self.asked: list[tuple[int, float]] = []
+        self._signals, written = os.pipe()
+        os.set_blocking(written, False)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         for each in heeded:
             signal.signal(each, self._end)
         signal.signal(signal.SIGALRM, self._kill)
         signal.signal(signal.SIGTSTP, self._stop)
         signal.signal(signal.SIGCONT, self._pass_on)
+
+    def wait(self) -> int:
+        """Return the child's exit code, or minus the signal that killed it, once it has ended.
+
+        A plain `os.waitpid` would miss a signal that comes just before it blocks: Python runs a handler only between
+        two instructions of its own. Each signal, that of the child's end too, puts a byte into a pipe, which waits.
+        """
+        while True:
+            pid, status = os.waitpid(self.child, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            os.read(self._signals, 1)
 
     def _end(self, signum: int, frame: FrameType | None) -> None:
         """Ask the child to end. SIGTERM, SIGHUP and a second Ctrl-C set a time limit, a further one kills it."""

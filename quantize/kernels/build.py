@@ -1,10 +1,11 @@
 """Compile the native operators with the C++ compiler of the package ``ziglang``.
 
     python -m requant.quantize.kernels.build [x86_64|aarch64]
-    python -m requant.quantize.kernels.build [x86_64|aarch64] --check 1000 [--sanitize]
+    python -m requant.quantize.kernels.build [x86_64|aarch64] --check 1000 [--sanitize] [--cpu Nehalem]
 
-The second form builds a program that compares the kernels with their definition, and runs it; for another machine under
-qemu. Its tensors, weights and copies end at pages without access, so that reads and writes behind them end the program.
+The second form builds a program that compares the kernels with their definition, and runs it; for another machine or an
+older CPU under qemu. Its tensors, weights and copies end at pages without access, so that reads and writes behind them
+end the program.
 
 The compiler needs no other tool and no headers of the system. The library needs glibc 2.17 or newer, and nothing else.
 """
@@ -148,9 +149,10 @@ def _main() -> None:
     parser.add_argument("--output", type=Path, help="The library to write.")
     parser.add_argument("--check", type=int, metavar="N", help="Compare N random convolutions with their definition.")
     parser.add_argument("--sanitize", action="store_true", help="With --check: stop at undefined behaviour.")
+    parser.add_argument("--cpu", help="With --check: the CPU to emulate, of those that qemu lists with -cpu help.")
     given = parser.parse_args()
-    if given.check is None and given.sanitize:
-        parser.error("--sanitize needs --check N")
+    if given.check is None and (given.sanitize or given.cpu):
+        parser.error(f"{'--sanitize' if given.sanitize else '--cpu'} needs --check N")
     if given.check is not None and (given.output is not None or given.check < 1):
         parser.error("--check writes no library" if given.output else "--check needs a number of at least 1")
     if given.check is None:
@@ -159,7 +161,8 @@ def _main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "check")
         build_check(given.machine, program, sanitize=given.sanitize)
-        emulator = [] if given.machine == platform.machine() else [f"qemu-{given.machine}"]
+        emulated = given.cpu is not None or given.machine != platform.machine()
+        emulator = [f"qemu-{given.machine}", *(["-cpu", given.cpu] if given.cpu else [])] if emulated else []
         run([*emulator, str(program), str(given.check)])
 
 

@@ -151,8 +151,8 @@ bool windows_are_right(const Target& target, Random& random, const Guarded& x, i
   const Mean mean{0.7f / static_cast<float>(windows.pixels()), static_cast<int>(draw(random, 0, 255) * windows.pixels()),
                   static_cast<int>(draw(random, 0, 255))};
   Guarded means(windows.count * channels), maxima(means.size());
-  target.mean_windows(windows, static_cast<size_t>(channels), mean, means.data());
-  target.max_windows(windows, static_cast<size_t>(channels), maxima.data());
+  target.vectors.mean_windows(windows, static_cast<size_t>(channels), mean, means.data());
+  target.vectors.max_windows(windows, static_cast<size_t>(channels), maxima.data());
   bool right = true;
   for (size_t i = 0; i < means.size(); ++i) {
     const uint8_t* first = windows.first + static_cast<int64_t>(i) / channels * windows.step + static_cast<int64_t>(i) % channels;
@@ -181,7 +181,7 @@ bool pairs_are_right(const Target& target, Random& random, Guarded& a) {
   bool right = true;
   for (const bool product : {false, true}) {
     pair.product = product;
-    target.combine(pair, a.data(), b.data(), size, period, found.data());
+    target.vectors.combine(pair, a.data(), b.data(), size, period, found.data());
     for (size_t i = 0; i < size; ++i) {
       const float x = static_cast<float>(a.data()[i] - pair.zero[0]);
       const float other = static_cast<float>(b.data()[i % period] - pair.zero[1]) * pair.ratio[1];
@@ -202,7 +202,7 @@ bool lines_are_right(const Target& target, Random& random, Guarded& x) {
   for (std::vector<float>* each : {&lines.below, &lines.above, &lines.level})
     for (size_t i = 0; i < lines.period; ++i) each->push_back(0.01f * static_cast<float>(draw(random, -300, 300)));
   Guarded found(x.size());
-  target.bend_lines(lines, x.data(), found.data(), x.size());
+  target.vectors.bend_lines(lines, x.data(), found.data(), x.size());
   for (size_t i = 0; i < x.size(); ++i) {
     const size_t c = i % lines.period;
     const double away = x.data()[i] - lines.bend;
@@ -222,7 +222,7 @@ bool pixels_are_right(const Target& target, Random& random) {
   for (float& each : from) each = static_cast<float>(draw(random, -600, 600)) / 2 * planes.scale;
   from[draw(random, 0, std::ssize(from) - 1)] = INFINITY;
   Guarded found(planes.channels * count);
-  target.quantize_pixels(from.data(), count, planes, found.data());
+  target.vectors.quantize_pixels(from.data(), count, planes, found.data());
   bool right = true;
   for (int64_t p = 0; p < count; ++p)
     for (int64_t c = 0; c < planes.channels; ++c)
@@ -246,7 +246,7 @@ bool interpolations_are_right(const Target& target, Random& random) {
     each.first = draw(random, 0, columns - 1);
     each = {each.first, std::min(each.first + 1, columns - 1), share()};
   }
-  target.interpolate(rows, places.data(), count, found.data());
+  target.vectors.interpolate(rows, places.data(), count, found.data());
   const auto between = [](double a, double b, double at) { return a + (b - a) * at; };
   const auto down = [&](int64_t i) { return between(first.data()[i], second.data()[i], rows.share) - rows.zero; };
   bool right = true;
@@ -306,7 +306,7 @@ bool check_one(uint64_t seed) {
     }
     if (!residual && !conv.depthwise())
       right = right && rows_apart_are_right(*target, random, conv, x.data(), extent, expected.data());
-    target->lookup(expected.data(), found.data(), found.size(), table.data());
+    target->vectors.lookup(expected.data(), found.data(), found.size(), table.data());
     for (size_t i = 0; i < found.size(); ++i) right = right && found.data()[i] == table.data()[expected.data()[i]];
     right = right && windows_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x) && pixels_are_right(*target, random);

@@ -249,12 +249,12 @@ bool gru_steps_are_right(const Target& target, Random& random) {
   bool right = true;
   for (bool reset_first : {false, true}) {
     const GruStep step{x, h, last, before, size, reset_first};
-    target.next_state(step, at(4));
+    target.vectors.next_state(step, at(4));
     for (int64_t i = 0; i < size; ++i) {
       const double n = std::tanh(x[2 * size + i] + (reset_first ? 1 : gate(size + i)) * last[i]);
       right = right && std::abs(found[i] - (n + gate(i) * (before[i] - n))) <= 2e-3;  // 1e-4 of numbers up to 8
     }
-    target.reset_state(step, at(4));
+    target.vectors.reset_state(step, at(4));
     for (int64_t i = 0; i < size; ++i) right = right && std::abs(found[i] - gate(size + i) * before[i]) <= 1e-3;
   }
   return right;
@@ -271,7 +271,7 @@ bool lstm_steps_are_right(const Target& target, Random& random) {
   const float *x = at(0), *h = at(1), *before = at(2), *found = at(4);
   float* const cell = at(3);
   std::copy_n(before, size, cell);
-  target.next_cell({x, h, cell, size}, at(4));
+  target.vectors.next_cell({x, h, cell, size}, at(4));
   const auto sum = [&](int64_t i) { return static_cast<double>(x[i]) + h[i]; };
   const auto gate = [&](int64_t i) { return 1 / (1 + std::exp(-sum(i))); };
   bool right = true;
@@ -299,7 +299,7 @@ bool softmaxes_are_right(const Target& target, Random& random) {
     const double drawn = static_cast<double>(random() >> 11) * 0x1p-47 - 32;
     x[i] = of_bytes ? scale * static_cast<float>(bytes[i]) : static_cast<float>(drawn);
   }
-  of_bytes ? target.softmax_of_bytes(size, bytes, scale, found) : target.softmax(size, x, found);
+  of_bytes ? target.vectors.softmax_of_bytes(size, bytes, scale, found) : target.vectors.softmax(size, x, found);
   bool right = true;
   for (int64_t i = 0; i < count; ++i) {
     const auto value = [&](int64_t c) { return static_cast<double>(x[i * apart + c * size.step]); };

@@ -72,7 +72,7 @@ class ConcatKernel {
   const uint8_t* looked_up(const uint8_t* from, size_t count, const std::vector<uint8_t>& table) const {
     thread_local std::vector<uint8_t> made;  // grows to the longest rows
     made.resize(std::max(made.size(), count));
-    target_.lookup(from, made.data(), count, table.data());
+    target_.vectors.lookup(from, made.data(), count, table.data());
     return made.data();
   }
 

@@ -75,7 +75,7 @@ class DepthToSpaceKernel {
         }
     for (size_t first = 0; first < width; first += some) {
       const size_t count = std::min(some, width - first);
-      target_.lookup(order, made, at, as_table(from, count * sizes.depth(), end, copy));
+      target_.vectors.lookup(order, made, at, as_table(from, count * sizes.depth(), end, copy));
       for (size_t row = 0; row < block; ++row)
         std::memcpy(to + row * line + first * part, made + row * some * part, count * part);
       from += count * sizes.depth();
@@ -100,7 +100,7 @@ class DepthToSpaceKernel {
     for (size_t at = 0; at < line; at += block * channels)
       for (size_t first = 0; first < channels; first += some) {
         const size_t count = std::min(some, channels - first);
-        target_.lookup(order, made, pixels * some, as_table(from, count * pixels, end, copy));
+        target_.vectors.lookup(order, made, pixels * some, as_table(from, count * pixels, end, copy));
         for (size_t pixel = 0; pixel < pixels; ++pixel)
           std::memcpy(to + pixel / block * line + at + pixel % block * channels + first, made + pixel * some, count);
         from += count * pixels;

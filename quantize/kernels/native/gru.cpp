@@ -29,11 +29,11 @@ class GruCell : public Cell {
     };
     const auto next = [&](const float* last, int64_t apart) {
       for (int64_t item = 0; item < step.items; ++item)
-        if (step.alive(item)) target_.next_state(step_of(item, last + item * apart), step.after + item * size);
+        if (step.alive(item)) target_.vectors.next_state(step_of(item, last + item * apart), step.after + item * size);
     };
     if (!last_) return next(h + 2 * size, gates * size);
     float* const kept = floats_of(states, step.items * size);
-    for (int64_t item = 0; item < step.items; ++item) target_.reset_state(step_of(item, nullptr), kept + item * size);
+    for (int64_t item = 0; item < step.items; ++item) target_.vectors.reset_state(step_of(item, nullptr), kept + item * size);
     float* const last = floats_of(candidates, step.items * size);
     multiply(*last_, kept, last, step.items);
     next(last, size);

@@ -36,7 +36,7 @@ class LinesKernel {
     const size_t size = static_cast<size_t>(x.size()), unit = std::max<size_t>(1, kChunk / lines_.period) * lines_.period;
     run.parallel((size + unit - 1) / unit, [&](size_t index) {
       const size_t first = index * unit;
-      target_.bend_lines(lines_, x.as<uint8_t>() + first, y + first, std::min(unit, size - first));
+      target_.vectors.bend_lines(lines_, x.as<uint8_t>() + first, y + first, std::min(unit, size - first));
     });
   }
 

@@ -18,7 +18,7 @@ class LstmCell : public Cell {
     multiply(*state_, step.before, h, step.items);
     for (int64_t item = 0; item < step.items; ++item)
       if (step.alive(item))
-        target_.next_cell({.x = step.x + item * row, .h = h + item * row, .cell = step.cell + item * size, .size = size},
+        target_.vectors.next_cell({.x = step.x + item * row, .h = h + item * row, .cell = step.cell + item * size, .size = size},
                           step.after + item * size);
   }
 

@@ -32,7 +32,7 @@ class NormalizationKernel {
     if (rows == 0) return;
     run.parallel(static_cast<size_t>(divided(rows, together)), [&](size_t index) {
       const int64_t first = static_cast<int64_t>(index) * together;
-      target_.normalize(norm_, x.as<float>() + first * count, y + first * count, std::min(together, rows - first));
+      target_.vectors.normalize(norm_, x.as<float>() + first * count, y + first * count, std::min(together, rows - first));
     });
   }
 

@@ -45,8 +45,8 @@ class PairKernel {
       const size_t inside = index % tasks * unit, first = index / tasks * image + inside;
       const size_t count = std::min(unit, image - inside);
       const uint8_t* other = b.as<uint8_t>() + (period ? index / tasks * match.step : first);
-      target_->combine(pair_, a.as<uint8_t>() + first, other, count, period ? period : count, y + first);
-      if (!table_.empty()) target_->lookup(y + first, y + first, count, table_.data());
+      target_->vectors.combine(pair_, a.as<uint8_t>() + first, other, count, period ? period : count, y + first);
+      if (!table_.empty()) target_->vectors.lookup(y + first, y + first, count, table_.data());
     });
   }
 

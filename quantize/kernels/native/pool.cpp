@@ -109,7 +109,7 @@ class MaximumKernel {
  public:
   explicit MaximumKernel(const ort::Node& node) : target_(chosen()), pool_(node) {}
 
-  void run(const ort::Run& run) const { pool_.run(run, 0, target_.max_windows); }
+  void run(const ort::Run& run) const { pool_.run(run, 0, target_.vectors.max_windows); }
 
  private:
   const Target& target_;
@@ -145,7 +145,7 @@ class MeanKernel {
   void run(const ort::Run& run) const {
     pool_.run(run, scales_.zero(), [&](const Windows& windows, size_t channels, uint8_t* to) {
       const size_t inside = windows.pixels(), count = all_ ? static_cast<size_t>(pool_.taps()) : inside;
-      target_.mean_windows(windows, channels, scales_.mean(count, inside), to);
+      target_.vectors.mean_windows(windows, channels, scales_.mean(count, inside), to);
     });
   }
 
@@ -172,7 +172,7 @@ class GlobalMeanKernel {
       const uint8_t* from = x.as<uint8_t>() + static_cast<int64_t>(image) * pixels * channels;
       const Windows whole{
           .first = from, .down = 1, .across = count, .count = 1, .down_step = 0, .across_step = channels, .step = 0};
-      target_.mean_windows(whole, static_cast<size_t>(channels), scales_.mean(count, count),
+      target_.vectors.mean_windows(whole, static_cast<size_t>(channels), scales_.mean(count, count),
                            y + static_cast<int64_t>(image) * channels);
     });
   }

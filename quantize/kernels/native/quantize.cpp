@@ -33,7 +33,7 @@ class QuantizeKernel {
     planes.step = pixels;
     run.parallel(static_cast<size_t>(batch * parts), [&](size_t index) {
       const int64_t image = static_cast<int64_t>(index) / parts * pixels, first = static_cast<int64_t>(index) % parts * kPixels;
-      target_.quantize_pixels(x.as<float>() + image * planes.channels + first, std::min(kPixels, pixels - first), planes,
+      target_.vectors.quantize_pixels(x.as<float>() + image * planes.channels + first, std::min(kPixels, pixels - first), planes,
                               y + (image + first) * planes.channels);
     });
   }

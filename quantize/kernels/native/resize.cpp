@@ -71,7 +71,7 @@ class ResizeKernel {
       uint8_t* const to = y + static_cast<int64_t>(index) * columns * channels;
       if (nearest_ != kBetween) return copy_pixels(first, across, columns, channels, to);
       const RowPair pair{first, from + down.second * width * channels, down.share, width, channels, ratio_, zero_, y_zero_};
-      target_.interpolate(pair, across, columns, to);
+      target_.vectors.interpolate(pair, across, columns, to);
     });
   }
 

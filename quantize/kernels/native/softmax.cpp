@@ -53,7 +53,9 @@ class SoftmaxKernel {
   void run(const ort::Run& run) const {
     const ort::Tensor x = run.input(0);
     float* const y = reinterpret_cast<float*>(run.output(x.shape));
-    softmax_.run(run, x.shape, [&](const Classes& size, int64_t at) { target_.softmax(size, x.as<float>() + at, y + at); });
+    softmax_.run(run, x.shape, [&](const Classes& size, int64_t at) {
+      target_.vectors.softmax(size, x.as<float>() + at, y + at);
+    });
   }
 
  private:
@@ -71,7 +73,7 @@ class DequantizeSoftmaxKernel {
     const ort::Tensor x = run.input(0);
     float* const y = reinterpret_cast<float*>(run.output(x.shape));
     softmax_.run(run, x.shape, [&](const Classes& size, int64_t at) {
-      target_.softmax_of_bytes(size, x.as<uint8_t>() + at, scale_, y + at);
+      target_.vectors.softmax_of_bytes(size, x.as<uint8_t>() + at, scale_, y + at);
     });
   }
 

@@ -34,7 +34,7 @@ class TableKernel {
     run.parallel((size + unit - 1) / unit, [&](size_t index) {
       const size_t first = index * unit, count = std::min(unit, size - first);
       channels_ ? by_channel(x.as<uint8_t>() + first, y + first, count)
-                : target_.lookup(x.as<uint8_t>() + first, y + first, count, table_.data());
+                : target_.vectors.lookup(x.as<uint8_t>() + first, y + first, count, table_.data());
     });
   }
 

@@ -275,13 +275,8 @@ struct BentLines {
   int bend = 0, least = 0, most = 255;
 };
 
-struct Target {
-  const char* name;
-  bool (*available)();
-  std::unique_ptr<ConvolutionKernel> (*convolution)(Convolution);
-  std::unique_ptr<MatrixKernel> (*matrix)(Matrix);
-  std::unique_ptr<MatrixKernel> (*block_matrix)(const BlockMatrix&);
-  void (*attend)(const AttentionSize& size, const Head& head);
+// The kernels that add no products of bytes.
+struct VectorKernels {
   // x and y are rows as long as the scale.
   void (*normalize)(const Normalization& norm, const float* x, float* y, int64_t rows);
   // kept = r * before, where the reset gate comes first.
@@ -307,6 +302,20 @@ struct Target {
   void (*softmax_of_bytes)(const Classes& size, const uint8_t* x, float scale, float* y);
   // Computes lines of some elements, from the first of a period on.
   void (*bend_lines)(const BentLines& lines, const uint8_t* from, uint8_t* to, size_t count);
+};
+
+// The kernels of an instruction set. One that does nothing but add products of bytes has the other kernels of the set below it.
+//
+// All of them are constants (`constinit`): code that makes one would run when the library is loaded, in the file's own
+// instructions, which the processor may not have.
+struct Target {
+  const char* name;
+  bool (*available)();
+  std::unique_ptr<ConvolutionKernel> (*convolution)(Convolution);
+  std::unique_ptr<MatrixKernel> (*matrix)(Matrix);
+  std::unique_ptr<MatrixKernel> (*block_matrix)(const BlockMatrix&);
+  void (*attend)(const AttentionSize& size, const Head& head);
+  const VectorKernels& vectors;
 };
 
 // Returns all instruction sets that this library was compiled for, the fastest first.

@@ -11,6 +11,7 @@
 
 namespace requant {
 
+extern const VectorKernels vectors_avx512;
 extern const Target target_avx512, target_amx;
 
 namespace amx {
@@ -31,11 +32,8 @@ void attend_head(const AttentionSize& size, const Head& head) {
 
 }  // namespace amx
 
-const Target target_amx = {
+constinit const Target target_amx = {
     "amx", cpu::has_amx, amx::convolution, amx::matrix, amx::block_matrix, amx::attend_head,
-    target_avx512.normalize, target_avx512.reset_state, target_avx512.next_state, target_avx512.next_cell,
-    target_avx512.lookup, target_avx512.combine, target_avx512.mean_windows, target_avx512.max_windows,
-    target_avx512.quantize_pixels, target_avx512.interpolate, target_avx512.softmax, target_avx512.softmax_of_bytes,
-    target_avx512.bend_lines};
+    vectors_avx512};
 
 }  // namespace requant

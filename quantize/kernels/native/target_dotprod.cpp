@@ -10,11 +10,15 @@
 
 namespace requant {
 
-extern const Target target_dotprod;
-const Target target_dotprod = {
-    "dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::matrix, dotprod::block_matrix, dotprod::attend_head,
+extern const VectorKernels vectors_dotprod;
+constinit const VectorKernels vectors_dotprod = {
     dotprod::normalize, dotprod::reset_state, dotprod::next_state, dotprod::next_cell, dotprod::look_up,
     dotprod::combine, dotprod::mean_windows, dotprod::max_windows, dotprod::quantize_pixels, dotprod::interpolate,
     dotprod::softmax, dotprod::softmax_of_bytes, dotprod::bend_lines};
+
+extern const Target target_dotprod;
+constinit const Target target_dotprod = {
+    "dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::matrix, dotprod::block_matrix, dotprod::attend_head,
+    vectors_dotprod};
 
 }  // namespace requant

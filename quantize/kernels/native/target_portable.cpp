@@ -9,11 +9,15 @@
 
 namespace requant {
 
+extern const VectorKernels vectors_portable;
+constinit const VectorKernels vectors_portable = {
+    portable::normalize, portable::reset_state, portable::next_state, portable::next_cell, portable::look_up,
+    portable::combine, portable::mean_windows, portable::max_windows, portable::quantize_pixels, portable::interpolate,
+    portable::softmax, portable::softmax_of_bytes, portable::bend_lines};
+
 extern const Target target_portable;
-const Target target_portable = {
-    "portable", cpu::has_portable, portable::convolution, portable::matrix, portable::block_matrix,
-    portable::attend_head, portable::normalize, portable::reset_state, portable::next_state, portable::next_cell,
-    portable::look_up, portable::combine, portable::mean_windows, portable::max_windows, portable::quantize_pixels,
-    portable::interpolate, portable::softmax, portable::softmax_of_bytes, portable::bend_lines};
+constinit const Target target_portable = {
+    "portable", cpu::has_portable, portable::convolution, portable::matrix, portable::block_matrix, portable::attend_head,
+    vectors_portable};
 
 }  // namespace requant

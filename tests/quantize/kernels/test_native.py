@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -712,6 +713,12 @@ def test_an_instruction_set_that_is_not_here_is_refused(monkeypatch: pytest.Monk
 def test_the_library_is_small() -> None:
     assert isinstance(FOUND, Kernels)
     assert os.path.getsize(FOUND.library) < 1_000_000
+
+
+def test_no_code_runs_while_the_library_is_loaded() -> None:
+    # the source of an instruction set is compiled to it: a constructor in it would end the processes of older CPUs
+    assert isinstance(FOUND, Kernels)
+    assert b".init_array" not in Path(FOUND.library).read_bytes()
 
 
 def test_a_model_without_the_library_is_not_loaded() -> None:
