@@ -1,11 +1,14 @@
-"""What tests of native operators have in common: the mark of those that need the library, and how rows are rounded."""
+"""What tests of native operators have in common: the mark of those that need the library, sessions without it, rounding."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
@@ -15,6 +18,17 @@ Array = NDArray[Any]
 FOUND = kernels()
 needs_library = pytest.mark.skipif(isinstance(FOUND, str) and not os.environ.get("CI"), reason=str(FOUND))
 """Skips a test where there is no library, and never in CI, which builds it."""
+
+
+def without_library(source: ir.Model | Path, *, optimize: bool = False) -> ort.InferenceSession:
+    """Load a model without the library; where it is optimized, products of 8 bits are added exactly on every CPU."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
+    data = str(source) if isinstance(source, Path) else ir.to_proto(source).SerializeToString()
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def by_row(x: Array) -> tuple[Array, Array]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
@@ -21,6 +20,8 @@ from requant.transforms.joined_convs import find_sums
 from requant.transforms.plan import Choice, Impl, Plan
 from requant.transforms.qparams import Scheme
 from requant.transforms.units import units
+
+from ..native import without_library
 
 # Two branches from one input; `f` and `g` are replaced by what a case says of them.
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -142,6 +143,7 @@ def test_the_sum_comes_from_one_kernel(tmp_path: Path, strides: str, fmt: str) -
     assert noise < 1e-3  # 30 dB: three tensors of 8 bits have more than 40
 
 
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("strides", ["", "<strides = [2, 2]>"])
 @pytest.mark.parametrize("clip", ["", "Relu (s)"])
 def test_native_operators_compute_the_sum(tmp_path: Path, strides: str, clip: str) -> None:
@@ -153,7 +155,7 @@ def test_native_operators_compute_the_sum(tmp_path: Path, strides: str, clip: st
     assert native == {"Convolution": 2, "Concat": 1, **({"MaxPool": 2} if strides else {})}
     assert {node.op_type for node in nodes if not node.domain} <= {"QuantizeLinear", "DequantizeLinear", "Transpose"}
     (given,) = open_session(path).run(None, feeds[0])
-    (body,) = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, feeds[0])
+    (body,) = without_library(path, optimize=True).run(None, feeds[0])
     np.testing.assert_array_equal(given, body)
     (wanted,) = open_session(tmp_path / "m.onnx").run(None, feeds[0])
     assert np.square(given - wanted).mean() < 1e-3 * np.square(wanted).mean()

@@ -24,9 +24,9 @@ from requant.quantize.kernels.wrap import wrap_units
 from requant.transforms.elementwise import Place, channels_of
 from requant.transforms.plan import Unit
 
-from ...native import needs_library
+from ...native import needs_library, without_library
 from .test_native import patient, session
-from .test_wrap import model, outputs, with_library, without_library
+from .test_wrap import model, outputs, with_library
 
 Array = NDArray[Any]
 RANDOM = np.random.default_rng(3)
