@@ -14,19 +14,18 @@ class Curve {
  public:
   explicit Curve(const std::vector<int16_t>& lines) : lines_(turned(lines).data()) {}
 
-  // Returns the results of sums in parts of a segment. The highest bits tell the segment; the others, as a signed number,
-  // how far it is from the middle of it.
-  REQUANT_INLINE Halves operator()(Halves sum) const {
-    Halves middle, slope;
-    lines_.pick(high_bits<kSegmentBits>(sum), middle, slope);
-    const Halves away = flipped(shifted_left<kSegmentBits>(sum));
-    return shifted_right<kStepBits>(plus_halves(middle, times_halves(slope, away)));
-  }
-
-  // Returns the results of four vectors, clipped to [0, 255], in the order of `bytes`.
+  // Returns the results of four vectors, clipped to [0, 255], in the order of `bytes`. The highest bits of a sum tell the
+  // segment; the others, as a signed number, how far it is from the middle of it.
   REQUANT_INLINE Bytes bytes_of(const Floats (&value)[4]) const {
-    const Halves first = halves(nearest(value[0]), nearest(value[1])), second = halves(nearest(value[2]), nearest(value[3]));
-    return bytes((*this)(first), (*this)(second));
+    Halves sum[2] = {halves(nearest(value[0]), nearest(value[1])), halves(nearest(value[2]), nearest(value[3]))};
+    const Halves segment[2] = {high_bits<kSegmentBits>(sum[0]), high_bits<kSegmentBits>(sum[1])};
+    Halves middle[2], slope[2];
+    lines_.pick(segment, middle, slope);
+    for (int i = 0; i < 2; ++i) {
+      const Halves away = flipped(shifted_left<kSegmentBits>(sum[i]));
+      sum[i] = shifted_right<kStepBits>(plus_halves(middle[i], times_halves(slope[i], away)));
+    }
+    return bytes(sum[0], sum[1]);
   }
 
  private:

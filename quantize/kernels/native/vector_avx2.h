@@ -114,20 +114,33 @@ Halves shifted_right(Halves value) { return _mm256_srai_epi16(value, Bits); }
 template <int Bits>
 Halves high_bits(Halves value) { return _mm256_srli_epi16(value, 16 - Bits); }
 
-// Entries of two tables of 64 numbers. The two of an index are neighbours, so that a gather reads both.
+// Two tables of 64 numbers: the low bytes and the high bytes of each, in vectors of 16 entries, which both lanes have. A shuffle
+// picks from 16 entries, and gives 0 for an index with the highest bit.
 struct Lines {
-  int16_t both[64][2];
+  Bytes entries[4][4];
 
   explicit Lines(const int16_t* from) {
-    for (int i = 0; i < 64; ++i) both[i][0] = from[i], both[i][1] = from[64 + i];
+    for (int part = 0; part < 4; ++part)
+      for (int i = 0; i < 64; ++i) {
+        const uint16_t value = static_cast<uint16_t>(from[part / 2 * 64 + i]);
+        uint8_t* const to = reinterpret_cast<uint8_t*>(&entries[part][i / 16]) + i % 16;
+        to[0] = to[16] = static_cast<uint8_t>(value >> part % 2 * 8);
+      }
   }
 
-  void pick(Halves index, Halves& at_middle, Halves& at_slope) const {
-    const int* table = reinterpret_cast<const int*>(both);
-    const __m256i even = _mm256_i32gather_epi32(table, _mm256_and_si256(index, _mm256_set1_epi32(0xffff)), 4);
-    const __m256i odd = _mm256_i32gather_epi32(table, _mm256_srli_epi32(index, 16), 4);
-    at_middle = _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xaa);
-    at_slope = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
+  // Returns the entries of both tables for two vectors of indices.
+  void pick(const Halves (&index)[2], Halves (&at_middle)[2], Halves (&at_slope)[2]) const {
+    const Bytes all = _mm256_packus_epi16(index[0], index[1]);
+    Bytes found[4] = {};
+    for (int sixteen = 0; sixteen < 4; ++sixteen) {  // an index of other entries becomes 0x80 or more
+      const Bytes place = _mm256_adds_epu8(_mm256_sub_epi8(all, fill(static_cast<uint8_t>(16 * sixteen))), fill(0x70));
+      for (int part = 0; part < 4; ++part)
+        found[part] = _mm256_or_si256(found[part], _mm256_shuffle_epi8(entries[part][sixteen], place));
+    }
+    at_middle[0] = _mm256_unpacklo_epi8(found[0], found[1]);
+    at_middle[1] = _mm256_unpackhi_epi8(found[0], found[1]);
+    at_slope[0] = _mm256_unpacklo_epi8(found[2], found[3]);
+    at_slope[1] = _mm256_unpackhi_epi8(found[2], found[3]);
   }
 };
 

@@ -107,9 +107,12 @@ struct Lines {
     for (int i = 0; i < 2; ++i) slope[i] = _mm512_loadu_si512(from + 32 * (2 + i));
   }
 
-  void pick(Halves index, Halves& at_middle, Halves& at_slope) const {
-    at_middle = _mm512_permutex2var_epi16(middle[0], index, middle[1]);
-    at_slope = _mm512_permutex2var_epi16(slope[0], index, slope[1]);
+  // Returns the entries of both tables for two vectors of indices.
+  void pick(const Halves (&index)[2], Halves (&at_middle)[2], Halves (&at_slope)[2]) const {
+    for (int i = 0; i < 2; ++i) {
+      at_middle[i] = _mm512_permutex2var_epi16(middle[0], index[i], middle[1]);
+      at_slope[i] = _mm512_permutex2var_epi16(slope[0], index[i], slope[1]);
+    }
   }
 };
 

@@ -127,19 +127,26 @@ Halves high_bits(Halves value) { return vreinterpretq_s16_u16(vshrq_n_u16(vreint
 
 // Entries of two tables of 64 numbers.
 struct Lines {
-  int16_t middle[64], slope[64];
+  uint8x16x4_t entries[4];  // the low bytes and the high bytes of each table
 
   explicit Lines(const int16_t* from) {
-    __builtin_memcpy(middle, from, sizeof middle);
-    __builtin_memcpy(slope, from + 64, sizeof slope);
+    for (int table = 0; table < 2; ++table)
+      for (int i = 0; i < 4; ++i) {
+        const uint8x16x2_t parts = vld2q_u8(reinterpret_cast<const uint8_t*>(from + 64 * table + 16 * i));
+        entries[2 * table].val[i] = parts.val[0];
+        entries[2 * table + 1].val[i] = parts.val[1];
+      }
   }
 
-  void pick(Halves index, Halves& at_middle, Halves& at_slope) const {
-    int16_t at[8], found[2][8];
-    vst1q_s16(at, index);
-    for (int i = 0; i < 8; ++i) found[0][i] = middle[at[i]], found[1][i] = slope[at[i]];
-    at_middle = vld1q_s16(found[0]);
-    at_slope = vld1q_s16(found[1]);
+  // Returns the entries of both tables for two vectors of indices.
+  void pick(const Halves (&index)[2], Halves (&at_middle)[2], Halves (&at_slope)[2]) const {
+    const uint8x16_t all = vcombine_u8(vqmovun_s16(index[0]), vqmovun_s16(index[1]));
+    uint8x16_t found[4];
+    for (int part = 0; part < 4; ++part) found[part] = vqtbl4q_u8(entries[part], all);
+    at_middle[0] = vreinterpretq_s16_u8(vzip1q_u8(found[0], found[1]));
+    at_middle[1] = vreinterpretq_s16_u8(vzip2q_u8(found[0], found[1]));
+    at_slope[0] = vreinterpretq_s16_u8(vzip1q_u8(found[2], found[3]));
+    at_slope[1] = vreinterpretq_s16_u8(vzip2q_u8(found[2], found[3]));
   }
 };
 

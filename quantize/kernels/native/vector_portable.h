@@ -254,11 +254,13 @@ struct Lines {
 
   explicit Lines(const int16_t* from) { std::memcpy(tables, from, sizeof tables); }
 
-  void pick(Halves index, Halves& at_middle, Halves& at_slope) const {
-    for (int i = 0; i < kBytes / 2; ++i) {
-      at_middle.at[i] = tables[0][index.at[i]];
-      at_slope.at[i] = tables[1][index.at[i]];
-    }
+  // Returns the entries of both tables for two vectors of indices.
+  void pick(const Halves (&index)[2], Halves (&at_middle)[2], Halves (&at_slope)[2]) const {
+    for (int i = 0; i < 2; ++i)
+      for (int lane = 0; lane < kBytes / 2; ++lane) {
+        at_middle[i].at[lane] = tables[0][index[i].at[lane]];
+        at_slope[i].at[lane] = tables[1][index[i].at[lane]];
+      }
   }
 };
 
