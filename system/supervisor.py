@@ -30,6 +30,7 @@ CAUSES = {
     "SIGKILL": "killed, probably by the kernel because memory ran out; choose fewer --workers or samples",
     "SIGBUS": "a mapped file has shrunk, or the disk is full",
     "SIGFPE": "an integer division that has no result",
+    "SIGILL": "a library has an instruction that this CPU does not have",
     "SIGXCPU": "the limit of CPU time is reached",
 }
 TRACE = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>\w+)', re.MULTILINE)
