@@ -304,10 +304,11 @@ struct VectorKernels {
   void (*bend_lines)(const BentLines& lines, const uint8_t* from, uint8_t* to, size_t count);
 };
 
-// The kernels of an instruction set. One that does nothing but add products of bytes has the other kernels of the set below it.
+// The kernels of an instruction set. A set that only adds products of bytes (AVX-VNNI, AMX, i8mm) has the vector kernels of the
+// set that it extends.
 //
-// All of them are constants (`constinit`): code that makes one would run when the library is loaded, in the file's own
-// instructions, which the processor may not have.
+// Each Target is a constant (`constinit`). A constructor would run when the library is loaded, on every processor, in the
+// instructions that its file is compiled to.
 struct Target {
   const char* name;
   bool (*available)();
