@@ -135,7 +135,7 @@ class _Watch:
         self._signals, written = os.pipe()
         os.set_blocking(written, False)
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)  # a signal without a handler writes no byte
         for each in heeded:
             signal.signal(each, self._end)
         signal.signal(signal.SIGALRM, self._kill)

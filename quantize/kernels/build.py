@@ -161,9 +161,9 @@ def _main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "check")
         build_check(given.machine, program, sanitize=given.sanitize)
-        emulated = given.cpu is not None or given.machine != platform.machine()
-        emulator = [f"qemu-{given.machine}", *(["-cpu", given.cpu] if given.cpu else [])] if emulated else []
-        run([*emulator, str(program), str(given.check)])
+        cpu = ["-cpu", given.cpu] if given.cpu else []
+        emulator = [f"qemu-{given.machine}"] if cpu or given.machine != platform.machine() else []
+        run([*emulator, *cpu, str(program), str(given.check)])
 
 
 if __name__ == "__main__":
