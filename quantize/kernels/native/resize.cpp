@@ -22,6 +22,7 @@ namespace {
 constexpr Requirement require{"ai.requant.Resize"};
 
 constexpr int64_t kMostPixels = 1 << 24;  // of an axis: float holds their positions
+constexpr float kTie = 1e-6f;  // so near the middle of two pixels, a position is there, as in ONNX Runtime 1.32; not in 1.23
 
 enum Nearest : int64_t { kBetween, kPreferFloor, kPreferCeil, kFloor, kCeil };
 
@@ -101,10 +102,12 @@ class ResizeKernel {
 
   // Returns the nearest pixel of a position, or the position itself.
   float pixel(float at) const {
+    const float below = std::floor(at), share = at - below;
+    const bool tie = std::abs(share - 0.5f) <= kTie;
     switch (nearest_) {
-      case kPreferFloor: return std::ceil(at - 0.5f);
-      case kPreferCeil: return std::floor(at + 0.5f);
-      case kFloor: return std::floor(at);
+      case kPreferFloor: return share > 0.5f && !tie ? below + 1 : below;
+      case kPreferCeil: return share > 0.5f || tie ? below + 1 : below;
+      case kFloor: return below;
       case kCeil: return std::ceil(at);
       default: return at;
     }
