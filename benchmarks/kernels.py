@@ -50,6 +50,7 @@ class Convolution:
         from onnx import TensorProto
 
         from requant.quantize.kernels.calls import CONVOLUTION
+        from requant.quantize.kernels.nodes import OMITTED
 
         attributes = {"pads": [self.kernel // 2] * 4, "group": self.group, "strides": [self.stride] * 2}
         shape = (self.out or self.channels, self.channels // self.group, self.kernel, self.kernel)
@@ -70,7 +71,8 @@ class Convolution:
             constants["curve"] = random((2, 64), np.int8).astype(np.int16)
             constants["grid"] = np.array([-3840, 120], np.float32)
             given |= {"curve": "curve", "grid": "grid"}
-        named = [given.get(name, "") for name in CONVOLUTION]
+        named = [given.get(name, OMITTED) for name in CONVOLUTION]
+        constants[OMITTED] = np.False_
         return one_node(f"{NATIVE_DOMAIN}.Convolution", named, attributes, feed, constants, TensorProto.UINT8), feed
 
 
@@ -113,6 +115,8 @@ def one_node(
     """Return a model of one node; `op` has its domain before it, if that is not the one of ONNX."""
     from onnx import helper, numpy_helper
 
+    from requant.quantize.kernels.library import VERSION
+
     domain, _, name = op.rpartition(".")
     graph = helper.make_graph(
         [helper.make_node(name, inputs, ["y"], name=name, domain=domain, **attributes)],
@@ -121,6 +125,7 @@ def one_node(
         [helper.make_tensor_value_info("y", output, None)],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
-    opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    versions = {NATIVE_DOMAIN: VERSION, "com.microsoft": 1}
+    opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(*each) for each in versions.items())]
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     return model

@@ -92,6 +92,8 @@ LOAD_HINTS: Mapping[str, str] = {
     "Fail": "the runtime cannot load the model",
 }
 """The meaning of the runtime's exception classes while a model is loaded."""
+UNKNOWN = "is not a registered function/op"
+"""What the runtime says of an operator that it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +210,10 @@ def _open(model: ModelSource, options_for: Callable[[ModelSource], SessionOption
     except Exception as error:
         hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
         message = runtime_message(error)
-        if f"{NATIVE_DOMAIN}:" in message and native_library() is None:
-            message = "it has native operators, which are not built here; see 'requant kernels'"
+        if f"{NATIVE_DOMAIN}:" in message and UNKNOWN in message:
+            built = native_library() is not None
+            why = "another requant compiled it; compile it again" if built else "they are not built here"
+            message = f"its native operators are unknown: {why}; see 'requant kernels'"
         raise RequantError(f"{name}: {hint}: {message}") from error
 
 

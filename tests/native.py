@@ -11,13 +11,17 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from requant.quantize.kernels.library import kernels
+from requant.quantize.kernels.nodes import OMITTED
 
 Array = NDArray[Any]
 FOUND = kernels()
 needs_library = pytest.mark.skipif(isinstance(FOUND, str) and not os.environ.get("CI"), reason=str(FOUND))
 """Skips a test where there is no library, and never in CI, which builds it."""
+NOTHING = numpy_helper.from_array(np.zeros((), np.bool_), OMITTED)
+"""What stands for omitted inputs of a native operator."""
 
 
 def without_library(source: ir.Model | Path, *, optimize: bool = False) -> ort.InferenceSession:

@@ -19,7 +19,7 @@ from ...transforms.graph import (
 )
 from .calls import CONVOLUTION, fits_int8
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
-from .library import VERSION
+from .nodes import native_node
 
 MS = "com.microsoft"
 CONV_ZEROS, CONV_RESULT = (2, 5), 7
@@ -43,9 +43,7 @@ def bake_tables(model: ir.Model) -> int:
     taken = names(model)
     for value, table in zip(ends, tables, strict=True):
         constants = [add_initializer(model.graph, take(taken, f"{value.name}_table"), table)]
-        _compute(value, ir.node("Table", [chains[value].root, *constants], domain=NATIVE_DOMAIN), taken)
-    if ends:
-        model.opset_imports[NATIVE_DOMAIN] = VERSION
+        _compute(value, native_node(model.graph, "Table", [chains[value].root, *constants]), taken)
     return len(ends)
 
 
@@ -69,10 +67,8 @@ def bake_convolutions(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int
             inputs[CONVOLUTION.index("table")] = reader.inputs[1]
             result = reader.outputs[0]
         kept = {k: v for k, v in node.attributes.items() if k in ("dilations", "group", "pads", "strides")}
-        _compute(result, ir.node("Convolution", inputs, kept, domain=NATIVE_DOMAIN), taken)
+        _compute(result, native_node(model.graph, "Convolution", inputs, kept), taken)
         count += 1
-    if count:
-        model.opset_imports[NATIVE_DOMAIN] = VERSION
     return count
 
 

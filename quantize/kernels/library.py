@@ -15,8 +15,8 @@ from typing import Any
 from ... import NATIVE_DOMAIN
 from ...calibration.session import OPERATORS
 
-VERSION = 1
-"""The version of the operators' domain."""
+VERSION = 2
+"""The version of the operators' domain; ``kVersion`` in the sources. Models with another one run by their bodies."""
 NAMES: Mapping[str, int] = {"Convolution": 12, "MatMul": 8, "Table": 6}
 """Under how many names the library has an operator; ``count_of_names`` in the sources."""
 FEW = 4

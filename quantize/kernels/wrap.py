@@ -29,7 +29,8 @@ from .bent_lines import bent_lines_of
 from .calls import BIAS, CONVOLUTION, LINES, PAIR, RESIDUAL, WEIGHTS, Call, Surroundings, X, Y, call_of
 from .chains import copied, table_of
 from .curves import SEGMENTS, curve_of
-from .library import VERSION, names_of
+from .library import names_of
+from .nodes import native_node
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 UINT8 = ir.TensorType(ir.DataType.UINT8)
@@ -66,8 +67,6 @@ def put_calls(model: ir.Model, calls: Mapping[ir.Value, Call]) -> int:
         made = _put(writer, replace(call, inputs=inputs), end)
         if made is not None:
             moved[end] = made
-    if moved:
-        model.opset_imports[NATIVE_DOMAIN] = VERSION
     return len(moved)
 
 
@@ -283,9 +282,7 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
             if x not in turned:
                 turned[x] = _in_nhwc(x, shape, old, f"{call.name}/{call.names[index]}/nhwc", writer.taken)
             inputs[index] = turned[x]
-    native = ir.node(
-        operator, inputs, dict(call.attributes), domain=NATIVE_DOMAIN, name=call.name, num_outputs=call.results
-    )
+    native = native_node(writer.model.graph, operator, inputs, call.attributes, name=call.name, results=call.results)
     read = [value.producer() for node in call.body for value in node.inputs if value is not None]
     if call.shapes:
         y = _inserted(old, native, writer.taken, [call.shapes[-1][axis] for axis in TO_NHWC])
@@ -333,7 +330,8 @@ def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]
     after = [_turn(body[-1].outputs[0], TO_NHWC, "")] if call.shapes else []
     nodes = [*before, *body, *after]
     results = nodes[-1].outputs[: call.results]
-    graph = ir.Graph(formal, results, nodes=nodes, opset_imports=model.opset_imports, name="body")
+    imports = {domain: version for domain, version in model.opset_imports.items() if domain != NATIVE_DOMAIN}
+    graph = ir.Graph(formal, results, nodes=nodes, opset_imports=imports, name="body")
     for index, result in enumerate(results):
         result.name = f"y{index or ''}"
     attributes = [ir.Attr(name, attribute.type, None) for name, attribute in call.attributes.items()]

@@ -23,6 +23,7 @@ struct KernelInfo;
 struct KernelContext;
 struct SessionOptions;
 struct Domain;
+struct TypeInfo;
 
 constexpr uint32_t kOldest = 23;  // version of the interface in ONNX Runtime 1.23
 
@@ -38,6 +39,8 @@ enum Slot : size_t {
   kCustomOpDomainAdd = 27,
   kAddCustomOpDomain = 28,
   kGetTensorMutableData = 51,
+  kCastTypeInfoToTensorInfo = 55,
+  kGetTensorElementType = 60,
   kGetDimensionsCount = 61,
   kGetDimensions = 62,
   kGetTensorTypeAndShape = 65,
@@ -46,15 +49,17 @@ enum Slot : size_t {
   kKernelContextGetInput = 90,
   kKernelContextGetOutput = 91,
   kReleaseStatus = 93,
+  kReleaseTypeInfo = 98,
   kReleaseTensorTypeAndShapeInfo = 99,
   kKernelInfoGetAttributeArrayInt64 = 163,
   kKernelInfoGetInputCount = 230,
+  kKernelInfoGetInputTypeInfo = 234,
   kKernelInfoGetConstantInputTensor = 249,
   kKernelContextParallelFor = 274,
 };
 
-enum ElementType : int { kAny = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt16 = 5, kInt32 = 6 };
-enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
+enum ElementType : int { kAny = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt16 = 5, kInt32 = 6, kBool = 9 };
+enum Characteristic : int { kRequired = 0, kVariadic = 2 };
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
 extern std::atomic<const void* const*> api;  // set when the library is registered, the same by each session
@@ -109,7 +114,8 @@ struct CustomOp {
   void* alias[2] = {};
 };
 
-// A tensor's shape and data. The data belong to the runtime.
+// A tensor's shape and data. The data belong to the runtime. A tensor of bool stands for an input that the node omits, because
+// the runtime refuses omitted inputs where it does not know of each input by itself.
 struct Tensor {
   std::vector<int64_t> shape;
   void* data = nullptr;  // null too if the size is 0
@@ -129,15 +135,18 @@ struct Tensor {
 
 inline Tensor tensor_of(const Value* value) {
   Tensor tensor;
-  tensor.present = true;
   ShapeInfo* info = nullptr;
   invoke(kGetTensorTypeAndShape, value, &info);
+  ElementType type = kAny;
+  invoke(kGetTensorElementType, static_cast<const ShapeInfo*>(info), &type);
   size_t rank = 0;
   invoke(kGetDimensionsCount, static_cast<const ShapeInfo*>(info), &rank);
   tensor.shape.resize(rank);
   invoke(kGetDimensions, static_cast<const ShapeInfo*>(info), tensor.shape.data(), rank);
   call<void>(kReleaseTensorTypeAndShapeInfo, info);
+  if (type == kBool) return {};
   invoke(kGetTensorMutableData, const_cast<Value*>(value), &tensor.data);
+  tensor.present = true;
   return tensor;
 }
 
@@ -146,24 +155,35 @@ class Node {
  public:
   explicit Node(const KernelInfo* info) : info_(info) {}
 
-  // Returns the number of inputs, with those that the node omits.
+  // Returns the number of inputs, with those that stand for omitted ones.
   size_t count() const {
     size_t count = 0;
     invoke(kKernelInfoGetInputCount, info_, &count);
     return count;
   }
 
-  // Returns a constant input; empty if the node does not have it. An input that is no constant is empty too: `lacking` has
-  // its index, and the operator refuses to run with it.
-  Tensor constant(size_t index) const {
-    if (index >= count()) return {};
-    Tensor found = constant_or_nothing(index);
-    if (!found) lacking_.push_back(index);
-    return found;
+  // Returns the element type of an input; kAny if the node omits it, and if it is no tensor.
+  ElementType type(size_t index) const {
+    if (index >= count()) return kAny;
+    TypeInfo* info = nullptr;
+    invoke(kKernelInfoGetInputTypeInfo, info_, index, &info);
+    const ShapeInfo* tensor = nullptr;
+    ElementType type = kAny;
+    if (!absent(call<Status*>(kCastTypeInfoToTensorInfo, static_cast<const TypeInfo*>(info), &tensor)) && tensor != nullptr)
+      absent(call<Status*>(kGetTensorElementType, tensor, &type));
+    call<void>(kReleaseTypeInfo, info);
+    return type == kBool ? kAny : type;
   }
 
-  // Returns the indices of inputs that `constant` did not find; the node may omit them.
-  const std::vector<size_t>& lacking() const { return lacking_; }
+  // Returns an input, which must be a constant; empty if the node omits it.
+  Tensor constant(size_t index) const {
+    if (type(index) == kAny) return {};
+    int is_constant = 0;
+    const Value* value = nullptr;
+    invoke(kKernelInfoGetConstantInputTensor, info_, index, &is_constant, &value);
+    if (!is_constant || value == nullptr) throw Failure("ai.requant: input " + std::to_string(index) + " must be a constant");
+    return tensor_of(value);
+  }
 
   int64_t attribute(const char* name, int64_t otherwise) const {
     int64_t value = otherwise;
@@ -185,24 +205,12 @@ class Node {
   }
 
  private:
-  Tensor constant_or_nothing(size_t index) const {
-    int is_constant = 0;
-    const Value* value = nullptr;
-    Status* failed = call<Status*>(kKernelInfoGetConstantInputTensor, info_, index, &is_constant, &value);
-    if (failed != nullptr) {  // an input that the node omits
-      call<void>(kReleaseStatus, failed);
-      return {};
-    }
-    return is_constant && value != nullptr ? tensor_of(value) : Tensor{};
-  }
-
   static bool absent(Status* failed) {
     if (failed != nullptr) call<void>(kReleaseStatus, failed);
     return failed != nullptr;
   }
 
   const KernelInfo* info_;
-  mutable std::vector<size_t> lacking_;  // in the order in which a kernel asked for them
 };
 
 // Work on the threads of the runtime, through which no exception may pass: the first one is kept.
@@ -237,18 +245,11 @@ class Run {
  public:
   explicit Run(KernelContext* context) : context_(context) {}
 
-  // Returns whether the node has an input, and does not omit it; the index is below the number of its inputs.
-  bool has(size_t index) const {
-    const Value* value = nullptr;
-    invoke(kKernelContextGetInput, static_cast<const KernelContext*>(context_), index, &value);
-    return value != nullptr;
-  }
-
-  // Returns an input; empty if the node omits it.
+  // Returns an input, whose index is below the number of inputs; empty if the node omits it.
   Tensor input(size_t index) const {
     const Value* value = nullptr;
     invoke(kKernelContextGetInput, static_cast<const KernelContext*>(context_), index, &value);
-    return value == nullptr ? Tensor{} : tensor_of(value);
+    return tensor_of(value);
   }
 
   uint8_t* output(const std::vector<int64_t>& shape, size_t index = 0) const {

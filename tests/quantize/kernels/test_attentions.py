@@ -53,7 +53,7 @@ def attention(
     names = ["q", "k", "v", "m"] if masked else ["q", "k", "v"]
     node = helper.make_node(
         "Attention",
-        [*"qkv", "m" if masked else ""],
+        names,
         ["y"],
         domain=NATIVE_DOMAIN,
         scale=float(scale),

@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from requant import RequantError
+from requant import NATIVE_DOMAIN, RequantError
 from requant.calibration import open_session
 from requant.cli import main
 from requant.quantize import compile_model
 from requant.quantize.kernels import build
 from requant.quantize.kernels.bake import bake_convolutions, bake_tables, is_depthwise
-from requant.quantize.kernels.library import Kernels, kernels
+from requant.quantize.kernels.library import VERSION, Kernels, kernels
 
 from ...native import FOUND, needs_library
 
@@ -203,12 +203,19 @@ def test_without_the_library_it_says_how_to_build_it(monkeypatch: pytest.MonkeyP
     kernels.cache_clear()
 
 
-def test_a_model_with_native_operators_needs_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("here", [False, True], ids=["none", "another version"])
+def test_a_model_with_native_operators_needs_their_library(
+    here: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     model = convolution()
     bake_convolutions(model, lambda _: True)
+    if here:
+        model.opset_imports[NATIVE_DOMAIN] = VERSION - 1
+    else:
+        monkeypatch.setattr("requant.calibration.session.native_library", lambda: None)
     ir.save(model, tmp_path / "model.onnx")
-    monkeypatch.setattr("requant.calibration.session.native_library", lambda: None)
-    with pytest.raises(RequantError, match="it has native operators, which are not built here; see 'requant kernels'"):
+    why = "another requant compiled it; compile it again" if here else "they are not built here"
+    with pytest.raises(RequantError, match=f"its native operators are unknown: {why}; see 'requant kernels'"):
         open_session(tmp_path / "model.onnx")
 
 

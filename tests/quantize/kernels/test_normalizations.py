@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.quantize.kernels.library import Kernels
+from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.kernels.normalizations import wrap_normalizations
 
 from ...native import FOUND, needs_library
@@ -31,7 +31,7 @@ def model(
     nodes: str, constants: Mapping[str, Array], opset: int = 17, outputs: str = "float y", x: str = "float[4,8] x"
 ) -> onnx.ModelProto:
     """Return a model with an input x and constants."""
-    head = f'<ir_version: 8, opset_import: ["" : {opset}, "{NATIVE_DOMAIN}" : 1]>'
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "{NATIVE_DOMAIN}" : {VERSION}]>'
     proto = onnx.parser.parse_model(f"{head} g ({x}) => ({outputs}) {{ {nodes} }}")
     proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     return proto
@@ -52,10 +52,9 @@ def call(count: int, *, biased: bool, centred: bool, seed: int) -> tuple[onnx.Mo
     random = np.random.default_rng(seed)
     scale, bias = (random.normal(size=count).astype(np.float32) for _ in range(2))
     given = {"s": scale, "b": bias} if biased else {"s": scale}
-    text = f"y = {NATIVE_DOMAIN}.Normalization<epsilon: float = 1e-5, centred: int = {int(centred)}>(x, s, b)"
+    inputs = "x, s, b" if biased else "x, s"
+    text = f"y = {NATIVE_DOMAIN}.Normalization<epsilon: float = 1e-5, centred: int = {int(centred)}>({inputs})"
     proto = model(text, given, x="float x")
-    if not biased:
-        proto.graph.node[0].input[2] = ""
     return proto, scale, bias if biased else np.zeros_like(bias)
 
 

@@ -152,7 +152,7 @@ def test_other_sums_of_products_and_other_types_are_left_alone() -> None:
     ],
 )
 def test_what_the_operator_does_not_compute_is_refused(x: tuple[int, ...], c: tuple[int, ...], message: str) -> None:
-    text = """<ir_version: 8, opset_import: ["" : 17, "ai.requant" : 1]> g (float[A,B,C] x, float[D,E] c) => (float[F,G,H] y)
+    text = """<ir_version: 8, opset_import: ["" : 17, "ai.requant" : 2]> g (float[A,B,C] x, float[D,E] c) => (float[F,G,H] y)
         { y = ai.requant.RotaryEmbedding <interleaved = 1> (x, c, c) }"""
     session = open_session(onnx.parser.parse_model(text).SerializeToString(), threads=1)
     with pytest.raises(Exception, match=message):

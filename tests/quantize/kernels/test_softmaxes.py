@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from requant import NATIVE_DOMAIN
 from requant.quantize import Options
+from requant.quantize.kernels.library import VERSION
 from requant.quantize.kernels.softmaxes import wrap_softmaxes
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.prepare import prepare
@@ -31,7 +32,7 @@ Array = NDArray[Any]
 
 def model(node: str, opset: int = 17, x: str = "float x", y: str = "float y") -> onnx.ModelProto:
     """Return a model of one node."""
-    head = f'<ir_version: 8, opset_import: ["" : {opset}, "{NATIVE_DOMAIN}" : 1]>'
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "{NATIVE_DOMAIN}" : {VERSION}]>'
     return onnx.parser.parse_model(f"{head} g ({x}) => ({y}) {{ {node} }}")
 
 
@@ -44,7 +45,7 @@ def softmax(x: Array, axis: int, threads: int = 1) -> Array:
 def dequantize_softmax(x: Array, scale: float, axis: int, threads: int = 1) -> Array:
     """Return what the native operator computes of scale * (x - 9)."""
     constants = f"<float s = {{{scale}}}, uint8 z = {{9}}>"
-    head = f'<ir_version: 8, opset_import: ["" : 17, "{NATIVE_DOMAIN}" : 1]>'
+    head = f'<ir_version: 8, opset_import: ["" : 17, "{NATIVE_DOMAIN}" : {VERSION}]>'
     call = f"y = {NATIVE_DOMAIN}.DequantizeSoftmax<axis = {axis}>(x, s, z)"
     proto = onnx.parser.parse_model(f"{head} g (uint8 x) => (float y) {constants} {{ {call} }}")
     return np.asarray(load(proto, threads).run(None, {"x": x})[0])
@@ -156,7 +157,7 @@ DEQUANTIZED = {
 def test_a_softmax_reads_integers_that_are_dequantized_for_it_alone(
     parameters: str, readers: str, operator: str
 ) -> None:
-    head = f'<ir_version: 8, opset_import: ["" : 17, "{NATIVE_DOMAIN}" : 1]>'
+    head = f'<ir_version: 8, opset_import: ["" : 17, "{NATIVE_DOMAIN}" : {VERSION}]>'
     outputs = "float[2,32,16] y, float[2,32,16] n" if "Neg" in readers else "float[2,32,16] y"
     nodes = f"x8 = QuantizeLinear(x, {parameters}) d = DequantizeLinear(x8, {parameters}) {readers}"
     proto = onnx.parser.parse_model(f"{head} g (float[2,32,16] x) => ({outputs}) {CONVERSION} {{ {nodes} }}")

@@ -24,6 +24,7 @@ from requant.calibration.session import OPERATORS, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.curves import LARGEST
 from requant.quantize.kernels.library import kernels
+from requant.quantize.kernels.nodes import OMITTED
 from requant.quantize.kernels.wrap import drop_inner_rounding, wrap_units
 from requant.transforms.inline_functions import inline_functions
 from requant.transforms.plan import Unit
@@ -117,6 +118,24 @@ def test_a_convolution_becomes_a_function(
     onnx.checker.check_model(ir.to_proto(made), full_check=True)
     for session in (without_library(made), with_library(made), with_library(made, optimize=True)):
         np.testing.assert_array_equal(outputs(session, feed)[0], expected[0])
+
+
+@needs_library
+def test_a_model_for_operators_of_another_version_runs_by_its_bodies() -> None:
+    """In the first version nodes omitted inputs, which those of this one refuse."""
+    middle, last, nodes = MIDDLES["clip"]
+    made = model(CONV.format(middle=middle, last=last).replace("(d, v, e)", "(d, v)"))
+    feed = {"x": np.random.default_rng(1).normal(0, 2, (2, 3, 9, 8)).astype(np.float32)}
+    expected = outputs(without_library(made), feed)
+    unit = Unit(name="conv", op="Conv", nodes=nodes, inputs=("x",), outputs=(last,))
+    wrap_units(made, [unit], {"x": ("N", 3, 9, 8), last: ("N", 4, 5, 4)})
+    (node,) = (node for node in made.graph if node.domain == NATIVE_DOMAIN)
+    for place in [place for place, value in enumerate(node.inputs) if value is not None and value.name == OMITTED]:
+        node.replace_input_with(place, None)
+    with pytest.raises(RequantError, match="is absent"):
+        with_library(made)
+    made.opset_imports[NATIVE_DOMAIN] = 1
+    np.testing.assert_array_equal(outputs(with_library(made), feed)[0], expected[0])
 
 
 @needs_library
