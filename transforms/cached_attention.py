@@ -14,9 +14,9 @@ KNOWN = frozenset(
     "causal do_rotary kv_num_heads local_window_size num_heads rotary_interleaved scale smooth_softmax softcap".split()
 )
 """The attributes of a GroupQueryAttention that are known; those of newer versions, as for quantized caches, are not."""
-PLACES, LAST = 9, 10
+PLACES, LAST = 9, 11
 """Among the inputs of a GroupQueryAttention: the places of the tokens, and the last one that the native one has."""
-TENSORS = "q k v mask past_key past_value lengths total cos sin".split()
+TENSORS = "q k v mask past_key past_value lengths total cos sin sinks".split()
 """The inputs of the native operator, in order."""
 INTEGERS = frozenset({"lengths", "total"})
 """Those that are no floats."""
@@ -38,12 +38,17 @@ class CachedAttention:
         total: int32, one number: the number of keys of the longest item; None without `lengths`.
         cos: The cosines by which q and k are rotated, (places, angles); None without rotation.
         sin: The sines.
+        sinks: (heads,): a score of each query beside those of the keys, whose share of the softmax has no value; None
+            without it.
         heads: How many heads q has.
         shared: How many heads k and v have.
         scale: What the scores are multiplied by; 0 for 1 / sqrt(depth).
         interleaved: Whether neighbours are rotated; otherwise values that are `angles` apart.
         causal: Whether each query sees the keys up to its own; otherwise it sees all.
         zero: Whether a query that sees no key gives 0; otherwise NaN.
+        window: How many keys each query sees at most, with its own; 0 for all.
+        cap: What scores are capped at: they become cap * tanh(score / cap) before the mask; 0 if they stay.
+        smooth: Whether each query has a sink of 0.
     """
 
     q: ir.Value
@@ -56,12 +61,16 @@ class CachedAttention:
     total: ir.Value | None = None
     cos: ir.Value | None = None
     sin: ir.Value | None = None
+    sinks: ir.Value | None = None
     heads: int
     shared: int
     scale: float
     interleaved: bool = False
     causal: bool = True
     zero: bool = True
+    window: int = 0
+    cap: float = 0
+    smooth: bool = False
 
     @property
     def inputs(self) -> dict[str, ir.Value | None]:
@@ -81,8 +90,8 @@ def find_cached(node: ir.Node) -> CachedAttention | str:
 
 def _group_query(node: ir.Node) -> CachedAttention | str:
     """Return what a GroupQueryAttention computes, or what it has that the native operator has not."""
-    q, k, v, past_key, past_value, lengths, total, cos, sin, _, mask = padded(node, LAST + 1)[: LAST + 1]
-    integers = node.attributes.get_int
+    q, k, v, past_key, past_value, lengths, total, cos, sin, _, mask, sinks = padded(node, LAST + 1)[: LAST + 1]
+    integers, reals = node.attributes.get_int, node.attributes.get_float
     turns = bool(integers("do_rotary", 0))
     if missing := _missing(node):
         return missing
@@ -98,10 +107,14 @@ def _group_query(node: ir.Node) -> CachedAttention | str:
         total=total,
         cos=cos if turns else None,
         sin=sin if turns else None,
+        sinks=sinks,
         heads=integers("num_heads", 0),
         shared=integers("kv_num_heads", 0),
-        scale=node.attributes.get_float("scale", 0),
+        scale=reals("scale", 0),
         interleaved=bool(integers("rotary_interleaved", 0)),
+        window=max(integers("local_window_size", -1), 0),
+        cap=reals("softcap", 0),
+        smooth=integers("smooth_softmax", 0) > 0,
     )
 
 
@@ -130,12 +143,9 @@ def _missing(node: ir.Node) -> str:
     spare = [index for index, value in enumerate(given) if value is not None and (index == PLACES or index > LAST)]
     lacks = {
         "position_ids": PLACES in spare,
-        "head_sink": LAST + 1 in spare,
         "further inputs": bool(spare),
         unknown(node, KNOWN): bool(unknown(node, KNOWN)),
-        "local_window_size": integers("local_window_size", -1) > 0,
-        "softcap": reals("softcap", 0) != 0,
-        "smooth_softmax": integers("smooth_softmax", 0) > 0,
+        "softcap that is not above 0": reals("softcap", 0) < 0,
         "attention that is not causal": integers("causal", 1) != 1,
         "scale that is not above 0": reals("scale", 0) < 0,
         UNREAD: len(node.outputs) < CACHES,

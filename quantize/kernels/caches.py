@@ -18,9 +18,9 @@ from .wrap import put_calls
 def wrap_caches(model: ir.Model, units: Iterable[Unit]) -> int:
     """Put attention with a cache into functions; return how many.
 
-    Before:  y, k2, v2 = com.microsoft.GroupQueryAttention(q, k, v, past_key, past_value, lengths, total, cos, sin)
-    After:   y, k2, v2 = ai.requant.CachedAttention(q, k, v, , past_key, past_value, lengths, total, cos, sin), whose
-             body is what was there
+    Before:  y, k2, v2 = com.microsoft.GroupQueryAttention(q, k, v, past_key, past_value, lengths, total, ...)
+    After:   y, k2, v2 = ai.requant.CachedAttention(q, k, v, , past_key, past_value, lengths, total, ...), whose body is
+             what was there
         The operator rounds q, k and v with ranges that it finds and multiplies integers; the body computes in float.
     Left alone: attention in bodies of control flow, and other units.
 
@@ -47,6 +47,9 @@ def cached_call(name: str, found: CachedAttention, body: Sequence[ir.Node]) -> C
         "interleaved": int(found.interleaved),
         **({} if found.causal else {"causal": 0}),
         **({} if found.zero else {"zero": 0}),
+        **({"window": found.window} if found.window else {}),
+        **({"cap": found.cap} if found.cap else {}),
+        **({"smooth": 1} if found.smooth else {}),
     }
     return Call(
         OPS[GROUP_QUERY].native,

@@ -24,7 +24,7 @@ class Attention {
     const int64_t most = std::clamp<int64_t>(kHeld / pitch / kAtLeast, 1, size.queries / kAtLeast + 1) * kAtLeast;
     const int64_t rows = divided(size.queries, divided(size.queries, most));
     for (int64_t first = 0; first < size.queries; first += rows)
-      attend(size, head, {first, std::min(rows, size.queries - first), pitch});
+      attend(size, head, {first, std::min(rows, size.queries - first), pitch, head.sink});
   }
 
  private:
@@ -32,9 +32,10 @@ class Attention {
   static constexpr int64_t kAtLeast = 32;       // queries
   static constexpr int64_t kKeys = 4 * kLanes;  // shares become bytes in such steps
 
-  // Some queries, and the floats from the scores of one to those of the next.
+  // Some queries, the floats from the scores of one to those of the next, and the sink of the head.
   struct Part {
     int64_t first, rows, pitch;
+    float sink;
   };
 
   void attend(const AttentionSize& size, const Head& head, const Part& part) {
@@ -64,11 +65,11 @@ class Attention {
   }
 
   // Returns how many keys some queries see, at most: their order hides the keys behind them, or the mask makes the shares of all
-  // these less than 2^-30. A score is at most the depth times the greatest values of its factors. If these are not all keys, it
-  // is a multiple of kKeys.
+  // these less than 2^-30, compared with that of the first key, which all see without a window. A score is at most the depth times
+  // the greatest values of its factors. If these are not all keys, it is a multiple of kKeys.
   int64_t seen_keys(const AttentionSize& size, const Head& head, const Part& part, const Rounding* how) const {
-    const int64_t most = std::min(size.keys, divided(size.seen_by(part.first + part.rows - 1), kKeys) * kKeys);
-    if (head.mask == nullptr || head.mask_repeats) return most;
+    const int64_t last = part.first + part.rows - 1, most = std::min(size.keys, divided(size.seen_by(last), kKeys) * kKeys);
+    if (head.mask == nullptr || head.mask_repeats || size.hidden_before(last) > 0) return most;
     const float key = keys_.widest() * 127 * static_cast<float>(size.depth);
     int64_t seen = kKeys;
     for (int64_t row = 0; row < part.rows; ++row) {
@@ -104,7 +105,7 @@ class Attention {
     uint8_t* const shares = shares_.bytes(part.rows * wide);
     rough_.clear();
     for (int64_t row = 0; row < part.rows; ++row) {
-      const Shares found = round_softmax(scores + row * part.pitch, keys, most_[row], shares + row * wide);
+      const Shares found = round_softmax(scores + row * part.pitch, keys, most_[row], part.sink, shares + row * wide);
       how[row] = {found.step, 0};
       if (found.rough) rough_.push_back(row);
       std::memset(shares + row * wide + whole, 0, wide - whole);
@@ -133,7 +134,7 @@ class Attention {
     std::memset(bytes, 0, 2 * count * wide);
     Rounding* const how = reinterpret_cast<Rounding*>(roundings_.bytes(2 * count * static_cast<int64_t>(sizeof(Rounding))));
     for (int64_t i = 0; i < count; ++i) {
-      const float step = round_finely(scores + rough_[i] * part.pitch, seen.keys, most_[rough_[i]], bytes + i * wide,
+      const float step = round_finely(scores + rough_[i] * part.pitch, seen.keys, most_[rough_[i]], part.sink, bytes + i * wide,
                                       bytes + (count + i) * wide);
       how[i] = {256 * step, 0};
       how[count + i] = {step, 0};

@@ -2,8 +2,8 @@
 // this run, and go out with them; integers as in Attention.
 //
 // Inputs: q (batch, queries, heads * depth), k (batch, rows, shared * depth), v (batch, rows, shared * width), mask, past
-// k (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles). All but q
-// may be missing. Without k and v, they stand in q behind the queries. q, k and v may also be (batch, heads, rows, ...). The
+// k (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles), sinks (heads).
+// All but q may be missing. Without k and v, they stand in q behind the queries. q, k and v may also be (batch, heads, rows, ...). The
 // mask is added to the scores and repeats along all axes of (batch, heads, queries, total) but the last one. Results:
 // y (batch, queries, heads * width) or (batch, heads, queries, width), as q, k and v (batch, shared, keys, ...).
 //
@@ -13,8 +13,10 @@
 // keys of earlier runs, and there may be more or fewer new keys than queries.
 //
 // With cos and sin, the first 2 * angles values of each row of q and of the new k are turned: pairs that are `angles` apart, or
-// neighbours if the attribute `interleaved` is 1. Each query sees the keys up to its own, or all if `causal` is 0. A query whose
-// mask is -infinity for all keys is 0, or NaN if `zero` is 0.
+// neighbours if the attribute `interleaved` is 1. Each query sees the keys up to its own, or all if `causal` is 0; with `window`,
+// so many of them at most. With `cap` scores become cap * tanh(score / cap) before the mask. A sink is one more score of each
+// query, whose share of the softmax has no value; with `smooth` 1 the sinks are 0. A query whose mask is -infinity for all keys
+// is 0, or NaN if `zero` is 0.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -83,8 +85,13 @@ class CachedAttentionKernel {
         scale_(node.real_attribute("scale", 0.0f)),
         interleaved_(node.attribute("interleaved", 0) != 0),
         causal_(node.attribute("causal", 1) != 0),
-        unseen_is_zero_(node.attribute("zero", 1) != 0) {
+        unseen_is_zero_(node.attribute("zero", 1) != 0),
+        window_(node.attribute("window", 0)),
+        cap_(node.real_attribute("cap", 0)),
+        sink_(node.attribute("smooth", 0) != 0 ? 0 : -INFINITY) {
     require(heads_ > 0 && shared_ > 0 && heads_ <= INT32_MAX && heads_ % shared_ == 0, "heads must be a multiple of shared");
+    require(window_ >= 0 && (window_ == 0 || causal_), "a window must not be negative, and needs an order");
+    require(cap_ >= 0 && std::isfinite(cap_), "a cap must not be negative");
   }
 
   void run(const ort::Run& run) const {
@@ -117,25 +124,30 @@ class CachedAttentionKernel {
       const int64_t item = static_cast<int64_t>(index) / heads_, head = static_cast<int64_t>(index) % heads_;
       const int64_t of = head * shared_ / heads_, seen = before[item];
       const int64_t all = seen + fresh;
-      const AttentionSize size{queries, all, depth, width, scale, causal_ ? seen + 1 : all, unseen_is_zero_};
+      AttentionSize size{queries, all, depth, width, scale, causal_ ? seen + 1 : all, unseen_is_zero_};
+      if (window_ > 0) size.window = window_;
+      size.cap = cap_;
       const View turned = turned_queries(q, {item, head}, seen, size, angles);
-      target_.attend(size, {.q = turned.data,
-                            .k = k.at(item, of),
-                            .v = v.at(item, of),
-                            .mask = mask.data == nullptr ? nullptr : mask.at(item, head),
-                            .y = y.at(item, head),
-                            .q_step = turned.row,
-                            .k_step = depth,
-                            .v_step = width,
-                            .mask_step = mask.row,
-                            .y_step = y.row,
-                            .mask_repeats = false});
+      attend(size, {.q = turned.data,
+                    .k = k.at(item, of),
+                    .v = v.at(item, of),
+                    .mask = mask.data == nullptr ? nullptr : mask.at(item, head),
+                    .y = y.at(item, head),
+                    .q_step = turned.row,
+                    .k_step = depth,
+                    .v_step = width,
+                    .mask_step = mask.row,
+                    .y_step = y.row,
+                    .mask_repeats = false,
+                    .sink = given[kSinks] ? given[kSinks].as<float>()[head] : sink_});
     });
   }
 
  private:
-  enum Input : size_t { kQ, kK, kV, kMask, kPastK, kPastV, kLengths, kTotal, kCos, kSin, kInputs };
+  enum Input : size_t { kQ, kK, kV, kMask, kPastK, kPastV, kLengths, kTotal, kCos, kSin, kSinks, kInputs };
   static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
+
+  static constexpr int64_t kTogether = 256;  // queries with a window whose keys are looked for at once, at least
 
   struct Place {
     int64_t item, head;
@@ -168,6 +180,7 @@ class CachedAttentionKernel {
     require(!given[kTotal] || given[kTotal].size() == 1, "total must be one number");
     sizes.total = given[kTotal] ? int64_t{given[kTotal].as<int32_t>()[0]} : sizes.room + sizes.fresh;
     sizes.keys = std::max(sizes.total, sizes.room);
+    require(!given[kSinks] || given[kSinks].size() == heads_, "there must be a sink for each head");
     require(sizes.keys <= kMostKeys || sizes.queries <= kFewQueries, "there are too many keys");
     require(sizes.depth <= kMostKeys, "the rows are too long");
     return sizes;
@@ -257,6 +270,25 @@ class CachedAttentionKernel {
     return {cos.as<float>(), sin.as<float>(), cos.shape[1], interleaved_};
   }
 
+  // Computes a head. With a window, queries that see about the same keys are parts, which leave out all other keys.
+  void attend(const AttentionSize& size, const Head& head) const {
+    const int64_t parts = divided(size.queries, std::max(size.window, kTogether)), rows = divided(size.queries, parts);
+    for (int64_t first = 0; first < size.queries; first += rows) {
+      AttentionSize part = size;
+      part.queries = std::min(rows, size.queries - first);
+      const int64_t hidden = size.hidden_before(first);
+      part.keys = size.seen_by(first + part.queries - 1) - hidden;
+      part.first_seen = size.first_seen + first - hidden;
+      Head of = head;
+      of.q += first * head.q_step;
+      of.k += hidden * head.k_step;
+      of.v += hidden * head.v_step;
+      of.y += first * head.y_step;
+      if (head.mask != nullptr) of.mask += first * head.mask_step + hidden;
+      target_.attend(part, of);
+    }
+  }
+
   // Writes the rows of earlier runs and behind them the new ones, turned, to a head of a result.
   static void append(const View& past, const View& fresh, const View& all, const Place& place, const Rows& rows, int64_t columns,
                      const Angles& angles) {
@@ -286,6 +318,8 @@ class CachedAttentionKernel {
   int64_t heads_, shared_;  // of q, and of k and v
   float scale_;
   bool interleaved_, causal_, unseen_is_zero_;
+  int64_t window_;  // 0 without one
+  float cap_, sink_;
 };
 
 }  // namespace
@@ -293,7 +327,8 @@ class CachedAttentionKernel {
 std::vector<ort::CustomOp*> cached_attention_operators() {
   using enum ort::ElementType;
   return named<CachedAttentionKernel>(
-      "CachedAttention", {kFloat, kFloat, kFloat, kFloat, kFloat, kFloat, kInt32, kInt32, kFloat, kFloat}, 1, kFloat, 3);
+      "CachedAttention", {kFloat, kFloat, kFloat, kFloat, kFloat, kFloat, kInt32, kInt32, kFloat, kFloat, kFloat}, 1,
+      kFloat, 3);
 }
 
 }  // namespace requant

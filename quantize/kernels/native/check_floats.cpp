@@ -126,24 +126,31 @@ bool block_matrices_are_right(const Target& target, Random& random) {
   return true;
 }
 
+// Returns a score as attention takes it: capped, with the mask, and -infinity for a key that the query does not see.
+double taken(const AttentionSize& size, double score, double mask, int64_t row, int64_t key) {
+  if (key >= size.seen_by(row) || key < size.hidden_before(row)) return -INFINITY;
+  const double cap = size.cap;
+  return (cap > 0 ? cap * std::tanh(score / cap) : score) + mask;
+}
+
 // Returns whether results of attention are those of float. The mask has a value for each key.
 bool few_queries_are_right(const AttentionSize& size, const Head& head) {
   for (int64_t row = 0; row < size.queries; ++row) {
     std::vector<double> scores;
     double span = 0;  // of what is rounded to float on the way to a score
     for (int64_t key = 0; key < size.seen_by(row); ++key) {
-      double score = head.mask == nullptr ? 0.0 : static_cast<double>(head.mask[key]), each = 0;
+      double score = 0, each = 0;
       for (int64_t i = 0; i < size.depth; ++i) {
         const double part = static_cast<double>(size.scale) * head.q[row * head.q_step + i] * head.k[key * head.k_step + i];
         score += part;
         each += std::abs(part);
       }
-      scores.push_back(score);
+      scores.push_back(taken(size, score, head.mask == nullptr ? 0.0 : static_cast<double>(head.mask[key]), row, key));
       span = std::max(span, each);
     }
     const double most = *std::max_element(scores.begin(), scores.end()), blur = 3e-4 + 0x1p-20 * span;  // of a share, relative
     for (int64_t o = 0; o < size.width; ++o) {
-      double sum = 0, value = 0, whole = 0, widest = 0;
+      double sum = std::exp(head.sink - most), value = 0, whole = 0, widest = 0;
       for (size_t key = 0; key < scores.size(); ++key) {
         const double share = std::exp(scores[key] - most), of_key = head.v[static_cast<int64_t>(key) * head.v_step + o];
         sum += share;
@@ -162,6 +169,9 @@ bool few_queries_are_right(const AttentionSize& size, const Head& head) {
 bool attentions_are_right(const Target& target, Random& random) {
   AttentionSize size{draw(random, 1, 80), draw(random, 1, 150), draw(random, 1, 70), draw(random, 1, 70), 0.3f, 0, true};
   size.first_seen = draw(random, 0, 1) ? size.keys : draw(random, 1, size.keys);
+  if (size.first_seen + size.queries - 1 <= size.keys && draw(random, 0, 2)) size.window = draw(random, 1, size.keys);
+  if (draw(random, 0, 2) == 0) size.cap = 3;
+  const float sink = draw(random, 0, 2) ? -INFINITY : static_cast<float>(draw(random, -3, 3));
   const int64_t gap = draw(random, 0, 3), masked = draw(random, 0, 1);
   const auto drawn = [&](int64_t rows, int64_t columns) {
     std::vector<float> made(rows * (columns + gap) - gap);
@@ -181,7 +191,7 @@ bool attentions_are_right(const Target& target, Random& random) {
   std::memcpy(rows[2].data(), v.data(), v.size() * 4);
   const auto at = [&](int index) { return reinterpret_cast<const float*>(rows[index].data()); };
   const Head head{at(0), at(1), at(2), masked ? mask.data() : nullptr, reinterpret_cast<float*>(y.data()), size.depth + gap,
-                  size.depth + gap, size.width + gap, 0, size.width, false};
+                  size.depth + gap, size.width + gap, 0, size.width, false, sink};
   target.attend(size, head);
   const float* const results = reinterpret_cast<const float*>(y.data());
   if (unseen) return std::all_of(results, results + size.queries * size.width, [](float each) { return each == 0; });
@@ -198,8 +208,7 @@ bool attentions_are_right(const Target& target, Random& random) {
       int64_t sum = 0;
       for (int64_t i = 0; i < size.depth; ++i)
         sum += static_cast<int64_t>(std::clamp(std::nearbyint(x[i] * inverse) + zero, 0.0f, 255.0f) - zero) * of_key[i];
-      const double score = scale * step * size.scale * static_cast<double>(sum) + mask[key];
-      scores.push_back(key < size.seen_by(row) ? score : -INFINITY);
+      scores.push_back(taken(size, scale * step * size.scale * static_cast<double>(sum), mask[key], row, key));
       span = std::max(span, scale * step * size.scale * 255 * 127 * static_cast<double>(size.depth));
     }
     const double most = *std::max_element(scores.begin(), scores.end()), blur = 3e-4 + 0x1p-20 * span;  // of a share, relative
@@ -213,19 +222,20 @@ bool attentions_are_right(const Target& target, Random& random) {
       whole += exact;
       doubtful += unsure.back();
     }
+    const double unused = 255 * std::exp(sink - most), exact_all = whole + unused, all = sum + unused;
     for (int64_t o = 0; o < size.width; ++o) {
       const auto [of_column, scale] = evenly(v.data() + o, size.keys, size.width + gap);
       double value = 0, allowed = 0, real = 0, size_of_real = 0, fine = 0;
       for (int64_t key = 0; key < size.keys; ++key) {
-        value += share[key] * of_column[key] * scale / sum;
-        allowed += unsure[key] * std::abs(of_column[key]) * scale / (sum - doubtful);
-        const double part = std::exp(scores[key] - most) * 255 / whole * of_column[key] * scale;
+        value += share[key] * of_column[key] * scale / all;
+        allowed += unsure[key] * std::abs(of_column[key]) * scale / (all - doubtful);
+        const double part = std::exp(scores[key] - most) * 255 / exact_all * of_column[key] * scale;
         real += part;
         size_of_real += std::abs(part);
-        fine += std::abs(of_column[key]) * scale / 256 / whole;
+        fine += std::abs(of_column[key]) * scale / 256 / exact_all;
       }
-      fine += std::abs(real) * static_cast<double>(size.keys) / 256 / whole;
-      allowed += std::abs(value) * doubtful / (sum - doubtful) + 0x1p-20 * scale * 127;
+      fine += std::abs(real) * static_cast<double>(size.keys) / 256 / exact_all;
+      allowed += std::abs(value) * doubtful / (all - doubtful) + 0x1p-20 * scale * 127;
       const float found = results[row * size.width + o];
       const bool exact = std::abs(found - real) <= 2 * blur * size_of_real + fine + 1e-6;
       const bool rounded = std::abs(found - value) <= allowed;

@@ -69,7 +69,7 @@ inline void attend_few(const AttentionSize& size, const Head& head) {
     const float most = greatest_seen(size, head, row, keys, scores);
     float* const y = head.y + row * head.y_step;
     if (std::isfinite(most)) {
-      const float sum = shares_in_place(scores, divided(keys, kLanes) * kLanes, most);
+      const float sum = shares_in_place(scores, divided(keys, kLanes) * kLanes, most) + std::exp(head.sink - most);
       weigh(scores, head.v, head.v_step, keys, 1 / sum, y, size.width);
     } else {
       std::fill_n(y, size.width, std::isnan(most) ? NAN : 0.0f);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "exponential.h"
 #include "scaled.h"
 #include "target.h"
 
@@ -36,6 +37,17 @@ inline void add_mask(float* scores, const float* mask, int64_t count, bool repea
   for (; i < count; ++i) scores[i] += mask[repeats ? 0 : i];
 }
 
+// Replaces scores by cap * tanh(score / cap), up to a multiple of kLanes: tanh(u) = (a - b) / (a + b) with the exponentials
+// a = exp(min(2u, 0)) and b = exp(min(-2u, 0)), of which one is 1.
+inline void cap_scores(float* scores, int64_t count, float cap) {
+  const Floats none = fill_floats(0), twice = fill_floats(2 / cap);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats u = times(load_floats(scores + i), twice);
+    const Floats a = exponential(smaller(none, u)), b = exponential(smaller(none, times(u, fill_floats(-1))));
+    store_floats(scores + i, times(fill_floats(cap), quotient(times_plus(b, fill_floats(-1), a), plus(a, b))));
+  }
+}
+
 // Returns the greatest of some scores, whose number is a multiple of 4 * kLanes; NaN if one of them is NaN or infinite, except
 // -infinity beside others.
 inline float greatest(const float* scores, int64_t count) {
@@ -52,12 +64,14 @@ inline float greatest(const float* scores, int64_t count) {
   return std::isfinite(found) && !std::isnan(any) ? found : NAN;
 }
 
-// Adds the mask to the scores of a query, hides the keys that it does not see, and returns the greatest score as `greatest` does.
+// Caps the scores of a query, adds the mask, hides the keys that the query does not see, and returns the greatest score as `greatest` does.
 // Scores from `count` on become -infinity, up to a multiple of 4 * kLanes. Returns -infinity if no key is left and the result is
 // 0 then.
 inline float greatest_seen(const AttentionSize& size, const Head& head, int64_t row, int64_t count, float* scores) {
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
+  if (size.cap > 0) cap_scores(scores, count, size.cap);
   if (head.mask != nullptr) add_mask(scores, head.mask + row * head.mask_step, count, head.mask_repeats);
+  std::fill_n(scores, std::min(count, size.hidden_before(row)), -INFINITY);
   std::fill(scores + std::min(count, size.seen_by(row)), scores + whole, -INFINITY);
   const float found = greatest(scores, whole);
   const bool hidden = size.unseen_is_zero && std::isnan(found) &&
@@ -80,8 +94,9 @@ REQUANT_INLINE Floats share_of(const float* scores, float most) {
 }
 
 // Writes shares[i] = rint(255 exp(scores[i] - most)), where `most` is the greatest score. Scores from `count` on are -infinity,
-// up to a multiple of 4 * kLanes; so many are written. If `most` is NaN the step is NaN, and if it is -infinity the step is 0.
-inline Shares round_softmax(const float* scores, int64_t count, float most, uint8_t* shares) {
+// up to a multiple of 4 * kLanes; so many are written. `sink` is a score beside them. If `most` is NaN the step is NaN, and if it
+// is -infinity the step is 0.
+inline Shares round_softmax(const float* scores, int64_t count, float most, float sink, uint8_t* shares) {
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
   if (!std::isfinite(most)) {
     std::memset(shares, 0, whole);
@@ -100,12 +115,12 @@ inline Shares round_softmax(const float* scores, int64_t count, float most, uint
     store_bytes(shares + i, made);
   }
   const float rounded = sum_of(floats(sum)) + static_cast<float>(kOffset * whole);
-  return {1 / rounded, std::abs(sum_of(exact) - rounded) * 32 > rounded};
+  return {1 / (rounded + 255 * std::exp(sink - most)), std::abs(sum_of(exact) - rounded) * 32 > rounded};
 }
 
 // Writes the shares of a row in 16 bits: 256 * high[i] + low[i] = about 256 * 255 exp(scores[i] - most). The arguments are those
 // of `round_softmax`; returns the inverse of the sum of all shares.
-inline float round_finely(const float* scores, int64_t count, float most, uint8_t* high, uint8_t* low) {
+inline float round_finely(const float* scores, int64_t count, float most, float sink, uint8_t* high, uint8_t* low) {
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
   Ints sums[2] = {nearest(fill_floats(0)), nearest(fill_floats(0))};
   for (int64_t i = 0; i < whole; i += 4 * kLanes) {
@@ -120,8 +135,8 @@ inline float round_finely(const float* scores, int64_t count, float most, uint8_
     store_bytes(low + i, made[1]);
     for (int part = 0; part < 2; ++part) sums[part] = dot(sums[part], made[part], fill(1));
   }
-  const float zeros = static_cast<float>(kOffset * whole);
-  return 1 / (256 * (sum_of(floats(sums[0])) + zeros) + sum_of(floats(sums[1])) + zeros);
+  const float zeros = static_cast<float>(kOffset * whole), unused = 256 * 255 * std::exp(sink - most);
+  return 1 / (256 * (sum_of(floats(sums[0])) + zeros) + sum_of(floats(sums[1])) + zeros + unused);
 }
 
 }  // namespace requant::REQUANT_TARGET

@@ -178,8 +178,11 @@ struct AttentionSize {
   float scale;
   // How many keys the first query sees, at least 1; each query sees one more than the query before it, and at most all.
   int64_t first_seen;
-  bool unseen_is_zero;  // whether a query is 0 whose mask is -infinity for all keys; otherwise it is NaN
+  bool unseen_is_zero;          // whether a query is 0 whose mask is -infinity for all keys; otherwise it is NaN
+  int64_t window = 1L << 62;    // how many keys a query sees at most: the last of them
+  float cap = 0;                // before the mask, scores become cap * tanh(score / cap); if it is 0 they stay
   int64_t seen_by(int64_t query) const { return std::min(keys, first_seen + query); }
+  int64_t hidden_before(int64_t query) const { return std::max<int64_t>(0, first_seen + query - window); }
 };
 
 // One head; `step` is the number of floats from one row to the next. The mask is added to the scores, and may be null.
@@ -192,7 +195,8 @@ struct Head {
   const float *q, *k, *v, *mask;
   float* y;
   int64_t q_step, k_step, v_step, mask_step, y_step;
-  bool mask_repeats;  // whether a row of the mask has one value for all keys
+  bool mask_repeats;       // whether a row of the mask has one value for all keys
+  float sink = -INFINITY;  // a score of each row beside those of the keys: its share goes to no value
 };
 
 // How a row x becomes y = (x - mean) / sqrt(variance + epsilon) * scale + bias; for an RMS norm the mean counts as 0.

@@ -40,6 +40,7 @@ pytestmark = needs_library
 Array = NDArray[Any]
 FEW = 4
 """The queries that are computed in float."""
+NO_SINK = np.asarray(-np.inf)
 LAYOUTS = st.tuples(*[st.integers(0, 2)] * 4)
 TURNS = {0: (0, 1, 2, 3), 1: (0, 2, 1, 3), 2: (2, 0, 1, 3)}
 """What turns (batch, heads, rows, columns) into each order of axes."""
@@ -78,7 +79,14 @@ def evenly(x: Array) -> tuple[Array, Array]:
     return np.rint(x * inverse), step.astype(np.float64)
 
 
-def defined(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Array, Array]:
+def capped(score: Array, cap: float) -> Array:
+    """Return scores that are capped, or as they are if `cap` is 0."""
+    return np.asarray(cap * np.tanh(score / cap)) if cap else score
+
+
+def defined(
+    q: Array, k: Array, v: Array, mask: Array, scale: float, cap: float = 0, sink: Array = NO_SINK
+) -> tuple[Array, Array]:
     """Return what the operator is defined to compute, (batch, heads, rows, columns) each, and how far it may be off.
 
     A share near a half may become one of two integers: the operator has exp to 1e-4, and scores in float32. Where
@@ -86,16 +94,18 @@ def defined(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Ar
     """
     (q8, q_step), (k8, k_step) = by_row(q), evenly(k)
     v8, v_step = (each.swapaxes(-1, -2) for each in evenly(v.swapaxes(-1, -2)))
-    score = scale * (q8 @ k8.swapaxes(-1, -2)) * q_step * k_step.swapaxes(-1, -2) + mask
-    exact = 255 * np.exp(score - score.max(-1, keepdims=True))
+    score = capped(scale * (q8 @ k8.swapaxes(-1, -2)) * q_step * k_step.swapaxes(-1, -2), cap) + mask
+    most = score.max(-1, keepdims=True)
+    exact, unused = 255 * np.exp(score - most), 255 * np.exp(sink - most)
     share, blur = np.rint(exact), 3e-4 + 2.0**-20 * scale * 255 * 127 * q.shape[-1] * q_step * k_step.max()
     unsure = np.abs(np.abs(exact - np.floor(exact)) - 0.5) <= blur * exact + 1e-4
     total, doubtful = share.sum(-1, keepdims=True), unsure.sum(-1, keepdims=True)
     values = v8 * v_step
-    y = share @ values / total
-    off = (unsure @ np.abs(values) + np.abs(y) * doubtful) / (total - doubtful) + 2.0**-18 * np.abs(values).max()
     exact_total = exact.sum(-1, keepdims=True)
     rough = np.abs(exact_total - total) * 32 - total
+    total, exact_total = total + unused, exact_total + unused
+    y = share @ values / total
+    off = (unsure @ np.abs(values) + np.abs(y) * doubtful) / (total - doubtful) + 2.0**-18 * np.abs(values).max()
     real, size = exact @ values / exact_total, exact @ np.abs(values) / exact_total
     either = np.abs(rough) <= 0.1 * total + 32 * doubtful
     fine = (np.abs(values).sum(-2, keepdims=True) + np.abs(real) * k.shape[-2]) / 256
@@ -104,12 +114,15 @@ def defined(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Ar
     return np.where((rough > 0) & ~either, real, y), off
 
 
-def in_float(q: Array, k: Array, v: Array, mask: Array, scale: float) -> tuple[Array, Array]:
+def in_float(
+    q: Array, k: Array, v: Array, mask: Array, scale: float, cap: float = 0, sink: Array = NO_SINK
+) -> tuple[Array, Array]:
     """Return what the operator computes for few queries, and how far it may be off: it has exp to 1e-4, in float32."""
     q, k, v = (each.astype(np.float64) for each in (q, k, v))
-    score = scale * q @ k.swapaxes(-1, -2) + mask
-    share = np.exp(score - score.max(-1, keepdims=True))
-    share /= share.sum(-1, keepdims=True)
+    score = capped(scale * q @ k.swapaxes(-1, -2), cap) + mask
+    most = score.max(-1, keepdims=True)
+    share = np.exp(score - most)
+    share /= share.sum(-1, keepdims=True) + np.exp(sink - most)
     blur = 3e-4 + 2.0**-20 * scale * (np.abs(q) @ np.abs(k).swapaxes(-1, -2)).max()
     lost = 2.0**-29 * k.shape[-2] * np.abs(v).max()  # shares below 2^-30 count as 0
     return share @ v, 2 * blur * (share @ np.abs(v)) + lost + 1e-6
@@ -182,7 +195,7 @@ def test_the_operator_computes_its_definition_in_every_layout(
     repeated = {name: tensor if name == "q" else tensor.repeat(groups, 1) for name, tensor in tensors.items()}
     hidden = np.where(causal & (np.arange(keys) > np.arange(queries)[:, None]), -np.inf, np.float32(0))
     definition = in_float if queries <= FEW else defined
-    y, off = definition(**repeated, mask=added + hidden, scale=0.3)
+    y, off = definition(repeated["q"], repeated["k"], repeated["v"], added + hidden, 0.3)
     if layout[3] == 3:
         layout, found = (*layout[:3], 1), found.reshape(*found.shape[:2], of_q, width)
     shapes_ = (each.shape[:2] for each in repeated.values())

@@ -58,6 +58,7 @@ TENSORS = {
     "sin": "float[M,H]",
     "places": "int64[B,S]",
     "bias": "float[O,N,S,T]",
+    "sinks": "float[Z]",
 }
 """The inputs of the operator, in order."""
 
@@ -105,6 +106,15 @@ def cases(draw: st.DrawFn) -> tuple[str, Feed]:
     if draw(st.booleans()):
         ones = draw(st.sampled_from([(1, 1), (batch, 1), (1, heads), (batch, heads)]))
         feed["bias"] = random.normal(size=(*ones, rows, total))
+    if draw(st.booleans()):
+        attributes.append(f"local_window_size = {draw(st.integers(1, 30))}")
+    if draw(st.booleans()):
+        attributes.append("softcap = 1.5")
+    sink = draw(st.sampled_from(["", "smooth_softmax = 1", "sinks"]))
+    if sink == "sinks":
+        feed[sink] = random.normal(size=heads)
+    elif sink:
+        attributes.append(sink)
     floats = {name: value.astype(np.float32) for name, value in feed.items()}
     whole = {**floats, **integers}
     return ", ".join(attributes), {name: whole[name] for name in TENSORS if name in whole}
@@ -157,18 +167,45 @@ def test_the_operator_computes_what_it_is_defined_to(
     q = feed["q"][..., : heads * depth].reshape(batch, rows, heads, depth).transpose(0, 2, 1, 3)
     seen = feed["lengths"] + 1 - rows
     q = turned(q, feed, seen, interleaved="rotary_interleaved = 1" in attributes)
+    (node,) = ir.from_proto(proto).graph
+    window, cap = node.attributes.get_int("local_window_size", 10**6), node.attributes.get_float("softcap", 0)
+    smooth = np.asarray(0.0 if "smooth" in attributes else -np.inf)
+    sink = feed["sinks"][:, None, None] if "sinks" in feed else smooth
     for item, past in enumerate(seen):
-        total = past + rows
-        k, v = (each[item : item + 1, :, :total].repeat(heads // shared, 1) for each in (keys, values))
+        total, hidden = past + rows, max(past + 1 - window, 0)
+        k, v = (each[item : item + 1, :, hidden:total].repeat(heads // shared, 1) for each in (keys, values))
         bias = np.broadcast_to(feed.get("bias", np.zeros((1, 1, 1, total)))[..., :total], (batch, heads, rows, total))
-        mask = bias[item : item + 1] + np.where(np.arange(total) > past + np.arange(rows)[:, None], -np.inf, 0)
-        expected, off = (in_float if rows <= FEW else defined)(
-            q[item : item + 1], k, v, mask, 0.4 if "scale" in attributes else depth**-0.5
-        )
+        behind = past + np.arange(rows)[:, None] - np.arange(total)  # how far a key is behind the query's own
+        mask = (bias[item : item + 1] + np.where((behind < 0) | (behind >= window), -np.inf, 0))[..., hidden:]
+        scale = 0.4 if "scale" in attributes else depth**-0.5
+        computed = in_float if rows <= FEW else defined
+        expected, off = computed(q[item : item + 1], k, v, mask, scale, cap, sink)
         made_rows = y[item].reshape(rows, heads, depth).transpose(1, 0, 2)
         np.testing.assert_array_less(np.abs(made_rows - expected[0]), off[0] + 1e-5)
     # q, k and v have steps of 1/255 and 1/127 of their rows' spread, as in the test of Attention
     assert np.square(y - before[0]).mean() < 2e-3 * np.square(before[0]).mean()
+
+
+@needs_library
+@pytest.mark.parametrize(("rows", "window"), [(600, 300), (700, 20)])
+def test_queries_with_a_window_leave_out_the_keys_that_they_do_not_see(rows: int, window: int, tmp_path: Path) -> None:
+    """So many queries are computed in parts."""
+    random = np.random.default_rng(0)
+    feed: Feed = {name: random.normal(size=(1, rows, 32)).astype(np.float32) for name in ("q", "k", "v")}
+    feed |= {name: random.normal(size=(1, 2, 40, 16)).astype(np.float32) for name in ("past_k", "past_v")}
+    feed |= {"lengths": np.array([39 + rows], np.int32), "total": np.asarray(40 + rows, np.int32)}
+    feed["bias"] = random.normal(size=(1, 2, rows, 40 + rows)).astype(np.float32)
+    attributes = f"num_heads = 2, kv_num_heads = 2, local_window_size = {window}"
+    proto = model_of(*declared(feed), attributes)
+    onnx.save(wrapped(proto), tmp_path / "m.onnx")
+    (y, *_), (expected, *_) = open_session(tmp_path / "m.onnx").run(None, feed), in_runtime(proto, feed)
+    assert np.square(y - expected).mean() < 5e-4 * np.square(expected).mean()
+
+
+def in_runtime(proto: onnx.ModelProto, feed: Feed) -> list[Array]:
+    """Return what the runtime computes."""
+    found: list[Array] = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
+    return found
 
 
 @needs_library
@@ -228,9 +265,7 @@ def test_what_does_not_fit_is_refused(change: Feed, message: str, tmp_path: Path
 
 PLAIN = "q, k, v, past_k, past_v, lengths, total"
 LEFT: list[tuple[str, str, str]] = [
-    ("local_window_size", PLAIN, "local_window_size = 8"),
-    ("softcap", PLAIN, "softcap = 3.0"),
-    ("smooth_softmax", PLAIN, "smooth_softmax = 1"),
+    ("softcap that is not above 0", PLAIN, "softcap = -3.0"),
     ("kv_cache_bit_width", PLAIN, "kv_cache_bit_width = 8"),
     ("position_ids", f"{PLAIN}, cos, sin, places", ""),
     ("factors that are constant or equal", "q, k, k, past_k, past_v, lengths, total", ""),
