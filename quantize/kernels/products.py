@@ -18,6 +18,8 @@ from .wrap import put_calls
 
 MS = "com.microsoft"
 DYNAMIC = "DynamicQuantizeMatMul"
+QUICK = 1.702
+"""The attribute ``alpha`` of a QuickGelu that does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,10 @@ FORMS: Mapping[str, Form] = {
 }
 """The forms by the operator in the body."""
 FUNCTION = "function"
-RELU, GELU, GELU_BY_TANH = 1, 2, 3
+RELU, GELU, GELU_BY_TANH, SILU = 1, 2, 3, 4
 """Values of the attribute ``function``."""
+GATED = "gated"
+"""The attribute that says that the residual is a gate: a factor."""
 
 
 def wrap_products(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape], *, join: bool = False) -> int:
@@ -61,13 +65,16 @@ def wrap_products(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, S
     Before:  y = Add(com.microsoft.MatMulNBits(x, W, scale, , , b), r)
     After:   y = ai.requant.MatMulNBits(x, W, scale, b, r), whose body is what was there
         Both round each block of a row of x with a range of its own.
+    Before:  y = Mul(Silu(com.microsoft.DynamicQuantizeMatMul(x, W, scale, zero point)), r)
+    After:   y = ai.requant.MatMul(x, W, scale, zero point, , r), function 4, gated
     Left alone: products in bodies of control flow, and those that have another form in the model.
 
     Args:
         model: A model with products that find their ranges at run time or have weights in blocks.
         units: The products, in order.
         shapes: Shapes of the float tensors by name.
-        join: Whether a call includes what is behind it: the bias, a Relu or GELU, and the sum with another tensor.
+        join: Whether a call includes what is behind it: the bias, a Relu, GELU or SiLU, and the sum with another tensor
+            or the product with it.
     """
     nodes = {str(node.name): node for node in model.graph}
     functions = _functions(model) if join else {}
@@ -105,6 +112,8 @@ def _functions(model: ir.Model) -> dict[ir.Value, _Function]:
                 nodes = tuple(sorted(inside, key=places.__getitem__))
                 found[gelu.source] = _Function(nodes, GELU_BY_TANH if gelu.tanh else GELU)
         number, value = _number(node), node.inputs[0] if node.inputs else None
+        if value is not None and node.op_type == "Sigmoid" and (silu := _silu(node)) is not None:
+            found[value] = silu
         if number and value is not None and sole_reader(value) is node:
             found[value] = _Function((node,), number)
     return found
@@ -116,7 +125,18 @@ def _number(node: ir.Node) -> int:
     numbers = {("", "Relu"): RELU, ("", "Gelu"): GELU_BY_TANH if by_tanh else GELU, (MS, "Gelu"): GELU}
     if len(node.inputs) == 1:  # a second input is a bias
         numbers[MS, "FastGelu"] = GELU_BY_TANH
+    if node.attributes.get_float("alpha", QUICK if node.domain == MS else 1.0) == 1:
+        numbers |= {("", "Swish"): SILU, (MS, "QuickGelu"): SILU}
     return numbers.get((node.domain, node.op_type), 0)
+
+
+def _silu(sigmoid: ir.Node) -> _Function | None:
+    """Return the SiLU that contains a Sigmoid, if nothing else reads the tensor that it is a function of."""
+    source, product = sigmoid.inputs[0], sole_reader(sigmoid.outputs[0])
+    if source is None or source.is_graph_output() or product is None or product.op_type != "Mul":
+        return None
+    whole = {use.node for use in source.uses()} == {sigmoid, product} and source in product.inputs
+    return _Function((sigmoid, product), SILU) if whole else None
 
 
 def _between(source: ir.Value, last: ir.Node) -> set[ir.Node]:
@@ -142,7 +162,7 @@ def _call(node: ir.Node) -> Call:
         [node],
         {**node.attributes, FUNCTION: ir.AttrInt64(FUNCTION, 0)},
         anchor=node,
-        beside=(FUNCTION,),
+        beside=(FUNCTION, GATED),
         dtype=ir.DataType.FLOAT,
     )
 
@@ -178,22 +198,23 @@ def bias_behind(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
 
 
 def _with_residual(call: Call, shapes: Mapping[str, Shape]) -> Call:
-    """Return the call of a product with the sum of its result and another tensor, if that follows.
+    """Return the call of a product with the sum of its result and another tensor, or their product, if that follows.
 
     Both have the same shape as far as it is known: a sum of a batch and one item is possible then, but slow.
     """
     end = call.body[-1].outputs[0]
-    add = sole_reader(end)
-    if add is None or add.op_type != "Add" or len({*add.inputs}) != 2:
+    last = sole_reader(end)
+    if last is None or last.op_type not in ("Add", "Mul") or len({*last.inputs}) != 2:
         return call
-    (other,) = (each for each in add.inputs if each is not end)
+    (other,) = (each for each in last.inputs if each is not end)
     if other is None or constant(other) is not None:
         return call
     one, two = (shapes.get(str(value.name)) for value in (end, other))
     if one is None or two is None or len(one) != len(two) or not all(map(_may_be_equal, one, two)):
         return call
     inputs = [*call.inputs, *[None] * (len(call.names) - 1 - len(call.inputs)), other]
-    return replace(call, inputs=inputs, body=[*call.body, add])
+    gated = {GATED: ir.AttrInt64(GATED, 1)} if last.op_type == "Mul" else {}
+    return replace(call, inputs=inputs, body=[*call.body, last], attributes={**call.attributes, **gated})
 
 
 def _may_be_equal(one: int | str | None, other: int | str | None) -> bool:

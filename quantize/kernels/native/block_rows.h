@@ -16,7 +16,7 @@ template <int Vectors>
 class BlockRows : public MatrixKernel {
  public:
   explicit BlockRows(const BlockMatrix& made)
-      : inputs_(made.inputs), outputs_(made.outputs), function_(made.function), weights_(made, Vectors) {
+      : inputs_(made.inputs), outputs_(made.outputs), function_(made.function), gated_(made.gated), weights_(made, Vectors) {
     bias_.assign(outputs_ + kLanes, 0);
     std::copy(made.bias.begin(), made.bias.end(), bias_.begin());
   }
@@ -31,7 +31,7 @@ class BlockRows : public MatrixKernel {
   }
 
  protected:
-  // Some rows, what is added to their results (or null), and their results.
+  // Some rows, their residual (or null), and their results.
   struct Part {
     const float *x, *residual;
     float* y;
@@ -79,7 +79,7 @@ class BlockRows : public MatrixKernel {
     for (int vector = 0; vector < Wide; ++vector) {
       const int64_t channel = panel.channel + panel.offset(vector, Wide), place = row * outputs_ + channel;
       Floats made = applied(plus(total[vector], load_floats(&bias_[channel])));
-      if (part.residual != nullptr) made = plus(made, load_few(part.residual + place, panel.bytes));
+      if (part.residual != nullptr) made = with_residual(made, load_few(part.residual + place, panel.bytes), gated_);
       store_few(part.y + place, made, panel.bytes);
     }
   }
@@ -160,6 +160,7 @@ class BlockRows : public MatrixKernel {
       case Function::kRelu: return REQUANT_TARGET::applied<Function::kRelu>(x);
       case Function::kGelu: return REQUANT_TARGET::applied<Function::kGelu>(x);
       case Function::kGeluByTanh: return REQUANT_TARGET::applied<Function::kGeluByTanh>(x);
+      case Function::kSilu: return REQUANT_TARGET::applied<Function::kSilu>(x);
       default: return x;
     }
   }
@@ -167,6 +168,7 @@ class BlockRows : public MatrixKernel {
  protected:
   int64_t inputs_, outputs_;
   Function function_;
+  bool gated_;
   Aligned<float> bias_;
   BlockWeights weights_;
 };

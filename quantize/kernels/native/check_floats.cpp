@@ -14,6 +14,7 @@ namespace {
 double applied(Function function, double x) {
   const double cubic = std::sqrt(2 / 3.14159265358979) * (x + 0.044715 * x * x * x);
   if (function == Function::kRelu) return std::max(x, 0.0);
+  if (function == Function::kSilu) return x / (1 + std::exp(-x));
   if (function == Function::kGelu) return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
   return function == Function::kGeluByTanh ? x * 0.5 * (1 + std::tanh(cubic)) : x;
 }
@@ -23,7 +24,7 @@ bool matrices_are_right(const Target& target, Random& random) {
   const int64_t rows = draw(random, 1, draw(random, 0, 3) ? 6 : 70);
   const int64_t inputs = draw(random, 1, 300), outputs = draw(random, 1, 150);
   Matrix made{inputs, outputs, std::vector<int8_t>(inputs * outputs), std::vector<float>(outputs), std::vector<float>(outputs),
-              Function{draw(random, 0, 3)}};
+              Function{draw(random, 0, 4)}, draw(random, 0, 1) == 1};
   for (int8_t& each : made.weights) each = static_cast<int8_t>(draw(random, -128, 127));
   const auto real = [&](double most) { return static_cast<float>(most * (static_cast<double>(random() >> 11) * 0x1p-52 - 1)); };
   for (float& each : made.scale) each = std::abs(real(0.01));
@@ -48,10 +49,12 @@ bool matrices_are_right(const Target& target, Random& random) {
         sum += static_cast<int64_t>(rounded) * made.weights[o * inputs + i];
       }
       const double scale = static_cast<double>(step) * made.scale[o], value = scale * static_cast<double>(sum) + made.bias[o];
-      const double f = applied(made.function, value) + (adds ? static_cast<double>(more[row * outputs + o]) : 0.0);
+      const double residual = static_cast<double>(more[row * outputs + o]), plain = applied(made.function, value);
+      const double f = !adds ? plain : made.gated ? plain * residual : plain + residual;
       // three roundings to float of numbers below this one, and the error of the function
       const double size = scale * 255 * 128 * static_cast<double>(inputs) + std::abs(static_cast<double>(made.bias[o]));
-      if (std::abs(found[row * outputs + o] - f) > 0x1p-21 * size + 4e-6) return false;
+      const double grown = adds && made.gated ? std::max(1.0, std::abs(residual)) : 1.0;
+      if (std::abs(found[row * outputs + o] - f) > (0x1p-21 * size + 4e-6) * grown) return false;
     }
   }
   return true;
@@ -82,7 +85,8 @@ bool block_matrices_are_right(const Target& target, Random& random) {
                    .bits = draw(random, 0, 1) ? 4 : 8,
                    .size = sizes[draw(random, 0, 4)],
                    .bias = {},
-                   .function = Function{draw(random, 0, 3)}};
+                   .function = Function{draw(random, 0, 4)},
+                   .gated = draw(random, 0, 1) == 1};
   const auto real = [&](double most) { return static_cast<float>(most * (static_cast<double>(random() >> 11) * 0x1p-52 - 1)); };
   Guarded codes(made.outputs * made.blocks() * made.bytes()), scales(4 * made.outputs * made.blocks());
   for (size_t i = 0; i < codes.size(); ++i) codes.data()[i] = static_cast<uint8_t>(random());
@@ -116,12 +120,17 @@ bool block_matrices_are_right(const Target& target, Random& random) {
         size += std::abs(each * static_cast<double>(sum));
       }
       const double residual = adds ? floats(more)[row * made.outputs + o] : 0.0f, found = floats(y)[row * made.outputs + o];
+      const bool gated = adds && made.gated;
+      const auto off_from = [&](double sum) {
+        const double plain = applied(made.function, sum);
+        return std::abs(found - (gated ? plain * residual : plain + residual));
+      };
       // each block, the bias and the residual are rounded to float once more
-      const double off = std::abs(found - residual - applied(made.function, value));
-      const double of_float = std::abs(found - residual - applied(made.function, exact));
+      const double grown = gated ? std::max(1.0, std::abs(residual)) : 1.0;
+      const double near = (0x1p-22 * (size + std::abs(residual)) * (3 + made.blocks()) + 4e-6) * grown;
       // tiles round both factors of many rows to 8 binary digits
-      const bool in_tiles = rows >= 32 && !std::strcmp(target.name, "amx") && of_float <= 1.2 * 0x1p-7 * span;
-      if (off > 0x1p-22 * (size + std::abs(residual)) * (3 + made.blocks()) + 4e-6 && !in_tiles) return false;
+      const bool in_tiles = rows >= 32 && !std::strcmp(target.name, "amx") && off_from(exact) <= 1.2 * 0x1p-7 * span * grown;
+      if (off_from(value) > near && !in_tiles) return false;
     }
   return true;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "aligned.h"
+#include "exponential.h"
 #include "panel.h"
 #include "scaled.h"
 #include "target.h"
@@ -32,11 +33,18 @@ REQUANT_INLINE Floats gelu(Floats x, const float (&terms)[kGeluTerms]) {
   return times(x, times_plus(inside, sum, fill_floats(0.5f)));
 }
 
+// Returns x / (1 + e^-x), which is x * sigmoid(x). NaN stays NaN.
+REQUANT_INLINE Floats silu(Floats x) {
+  const Floats one = fill_floats(1), most = fill_floats(kMostExponent);
+  return quotient(x, plus(one, exponential(smaller(most, times(x, fill_floats(-1))))));
+}
+
 template <Function Applied>
 inline Floats applied(Floats x) {
   if constexpr (Applied == Function::kRelu) return larger(x, fill_floats(0));
   if constexpr (Applied == Function::kGelu) return gelu(x, kGelu);
   if constexpr (Applied == Function::kGeluByTanh) return gelu(x, kGeluByTanh);
+  if constexpr (Applied == Function::kSilu) return silu(x);
   return x;
 }
 
@@ -50,15 +58,21 @@ struct Rounding {
   float step, shift;
 };
 
-// The results of a product: the first one, the bytes from one row to the next, and what is added to them, which lies as they do
-// and may be null.
+// The results of a product: the first one, the bytes from one row to the next, and the residual, which lies as they do and may be
+// null. They are multiplied by it if it is a gate.
 struct Results {
   uint8_t* first;
   int64_t bytes;
   const float* residual;
+  bool gated;
 };
 
-// Writes results in float: f(step * scale * sum - step * zero * scale * (sum of weights) + bias) + residual.
+// Returns a result with its residual.
+REQUANT_INLINE Floats with_residual(Floats made, Floats residual, bool gated) {
+  return gated ? times(made, residual) : plus(made, residual);
+}
+
+// Writes results in float: f(step * scale * sum - step * zero * scale * (sum of weights) + bias) with the residual.
 class FloatFinish {
  public:
   FloatFinish(const Channels& channels, Function function, const Rounding* rows, const Results& results)
@@ -86,6 +100,7 @@ class FloatFinish {
           case Function::kRelu: write_column<Function::kRelu>(column, rounding, to); break;
           case Function::kGelu: write_column<Function::kGelu>(column, rounding, to); break;
           case Function::kGeluByTanh: write_column<Function::kGeluByTanh>(column, rounding, to); break;
+          case Function::kSilu: write_column<Function::kSilu>(column, rounding, to); break;
         }
       }
     });
@@ -109,12 +124,12 @@ class FloatFinish {
       const Floats start = times_plus(fill_floats(-rounding[row].shift), shift, bias);
       const Floats scaled = times(floats(load_ints(from)), scale);
       Floats made = applied<Applied>(times_plus(fill_floats(rounding[row].step), scaled, start));
-      if (results_.residual != nullptr) made = plus(made, residual(to, count));
+      if (results_.residual != nullptr) made = with_residual(made, residual(to, count), results_.gated);
       store_few(reinterpret_cast<float*>(to), made, count);
     }
   }
 
-  // Returns what is added to `count` results from `to` on.
+  // Returns the residual of `count` results from `to` on.
   Floats residual(const uint8_t* to, int64_t count) const {
     const float* from = results_.residual + (to - results_.first) / static_cast<int64_t>(sizeof(float));
     return load_few(from, count);

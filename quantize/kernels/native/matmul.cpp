@@ -3,7 +3,8 @@
 // Inputs: x, w, w_scale, w_zero_point, B, residual; all but x and the residual are constants, and the last two may be missing.
 // w is (inputs, outputs), w_scale has one value or one for each output, the zero points are 0, B is (outputs,), and the residual
 // has the shape of the product; another one is added as ONNX adds tensors. The attribute `function` is what is
-// applied before the residual is added: 0 nothing, 1 Relu, 2 Gelu, 3 Gelu by tanh. Each row of x is rounded to 8 bits with the
+// applied before the residual is added: 0 nothing, 1 Relu, 2 Gelu, 3 Gelu by tanh, 4 x * sigmoid(x). With `gated` 1 the result
+// is multiplied by the residual. Each row of x is rounded to 8 bits with the
 // smallest range that contains it and 0.
 #include "matrix_run.h"
 
@@ -21,7 +22,8 @@ Matrix matrix_of(const ort::Node& node) {
   require(scale.size() == 1 || scale.size() == outputs, "w_scale must have one value, or one for each output");
   require(!bias || bias.size() == outputs, "B must have one value for each output");
   for (int64_t i = 0; zero && i < zero.size(); ++i) require(zero.as<int8_t>()[i] == 0, "the zero points of w must be 0");
-  Matrix made{inputs, outputs, std::vector<int8_t>(w.size()), {}, std::vector<float>(outputs), function_of(node, require)};
+  Matrix made{inputs, outputs, std::vector<int8_t>(w.size()), {}, std::vector<float>(outputs), function_of(node, require),
+              node.attribute("gated", 0) != 0};
   for (int64_t i = 0; i < inputs; ++i)
     for (int64_t o = 0; o < outputs; ++o) made.weights[o * inputs + i] = w.as<int8_t>()[i * outputs + o];
   for (int64_t o = 0; o < outputs; ++o) {

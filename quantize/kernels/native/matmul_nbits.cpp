@@ -4,7 +4,7 @@
 // Inputs: x, w, w_scale, B, residual; all but x and the residual are constants, and the last two may be missing. w is (outputs,
 // blocks, bytes), uint8, and w_scale has a value for each block: as com.microsoft.MatMulNBits has them without zero points. Its
 // attributes `K`, `N`, `bits` and `block_size` say how many inputs and outputs there are, the bits of a weight, and the inputs of
-// a block. B is (outputs,); `function` and the residual are those of MatMul. Each block of a row of x is rounded to integers
+// a block. B is (outputs,); `function`, `gated` and the residual are those of MatMul. Each block of a row of x is rounded to integers
 // from -127 to 127; on matrix tiles 32 rows or more are bf16.
 #include <bit>
 
@@ -26,7 +26,8 @@ BlockMatrix matrix_of(const ort::Node& node) {
                    .codes = w.as<uint8_t>(),
                    .scale = scale.as<float>(),
                    .bias = std::vector<float>(),
-                   .function = function_of(node, require)};
+                   .function = function_of(node, require),
+                   .gated = node.attribute("gated", 0) != 0};
   require(made.inputs > 0 && made.outputs > 0, "K and N must be positive");
   require(made.bits == 4 || made.bits == 8, "bits must be 4 or 8");
   const bool power = std::has_single_bit(static_cast<uint64_t>(made.size));

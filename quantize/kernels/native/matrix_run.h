@@ -14,12 +14,12 @@ namespace requant {
 // Returns what is applied to the results of a node.
 inline Function function_of(const ort::Node& node, const Requirement& require) {
   const int64_t function = node.attribute("function", 0);
-  require(function >= 0 && function <= static_cast<int64_t>(Function::kGeluByTanh), "the function must be from 0 to 3");
+  require(function >= 0 && function <= static_cast<int64_t>(Function::kSilu), "the function must be from 0 to 4");
   return Function{function};
 }
 
-// Computes y = product of the rows of x + residual. x has the rows along its last axis. The residual has the shape of the
-// product; another one is added as ONNX adds tensors.
+// Computes y = product of the rows of x + residual, or times it if `made` is gated. x has the rows along its last axis. The
+// residual has the shape of the product; another one is added as ONNX adds tensors.
 class MatrixRun {
  public:
   // `made` is what the kernel was made of, and `residual` the place of the residual among the inputs.
@@ -31,6 +31,7 @@ class MatrixRun {
         count_(node.count()),
         inputs_(made.inputs),
         outputs_(made.outputs),
+        gated_(made.gated),
         kernel_(std::move(kernel)) {}
 
   void run(const ort::Run& run) const {
@@ -81,7 +82,10 @@ class MatrixRun {
     int64_t count = 1;
     for (int64_t length : whole) count *= length;
     const float* const added = residual.as<float>();
-    for (int64_t i = 0; i < count; ++i) y[i] = product[place_of(i, whole, shape)] + added[place_of(i, whole, other)];
+    for (int64_t i = 0; i < count; ++i) {
+      const float made = product[place_of(i, whole, shape)], more = added[place_of(i, whole, other)];
+      y[i] = gated_ ? made * more : made + more;
+    }
   }
 
   // Returns the place in a tensor that repeats along axes of length 1, for a place in the whole result.
@@ -95,6 +99,7 @@ class MatrixRun {
   Requirement require_;
   size_t residual_, count_;  // among the inputs of the node, and how many there are
   int64_t inputs_, outputs_;
+  bool gated_;
   std::unique_ptr<MatrixKernel> kernel_;
 };
 

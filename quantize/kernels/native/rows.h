@@ -20,6 +20,7 @@ class Rows final : public MatrixKernel {
       : inputs_(made.inputs),
         outputs_(made.outputs),
         function_(made.function),
+        gated_(made.gated),
         packed_(convolution_of(made)) {
     for (Aligned<float>* each : {&channels_.scale, &channels_.shift, &channels_.bias}) each->assign(outputs_ + kLanes, 0);
     for (int64_t o = 0; o < outputs_; ++o) {
@@ -61,7 +62,7 @@ class Rows final : public MatrixKernel {
     return conv;
   }
 
-  // Some rows, what is added to their results (or null), and their results.
+  // Some rows, their residual (or null), and their results.
   struct Part {
     const float *x, *residual;
     float* y;
@@ -83,7 +84,8 @@ class Rows final : public MatrixKernel {
       }
     });
     uint8_t* const to = reinterpret_cast<uint8_t*>(part.y);
-    const FloatFinish finish(channels_, function_, how, {to, outputs_ * static_cast<int64_t>(sizeof(float)), part.residual});
+    const int64_t bytes_of_row = outputs_ * static_cast<int64_t>(sizeof(float));
+    const FloatFinish finish(channels_, function_, how, {to, bytes_of_row, part.residual, gated_});
     const int64_t panels = static_cast<int64_t>(packed_.panels().size());
     // The weights of few rows are read from far, which takes longer than their products.
     const int64_t least = has_several_threads() ? inputs_ * outputs_ / kFar : 1;
@@ -98,6 +100,7 @@ class Rows final : public MatrixKernel {
 
   int64_t inputs_, outputs_;
   Function function_;
+  bool gated_;
   Channels channels_;
   Packed<Way> packed_;
 };

@@ -101,19 +101,21 @@ class ConvolutionKernel {
 };
 
 // What is applied to the results of a product in float.
-enum class Function : int64_t { kNone = 0, kRelu = 1, kGelu = 2, kGeluByTanh = 3 };
+enum class Function : int64_t { kNone = 0, kRelu = 1, kGelu = 2, kGeluByTanh = 3, kSilu = 4 };
 
 // The product of rows in float and a constant matrix, with all that is constant:
 //
 //   y[r, o] = f(step[r] * scale[o] * (sum of q[r, i] * w[o, i] - zero[r] * sum of w[o, i]) + bias[o]) + residual[r, o]
 //
 // q[r] are the values of row r, rounded to uint8: q = clip(rint(x / step) + zero). step is the 255th part of the smallest range
-// that contains 0 and the row, and zero what 0 becomes. Both GELUs are exact to 3e-6.
+// that contains 0 and the row, and zero what 0 becomes. Both GELUs are exact to 3e-6, and x * sigmoid(x) to the last bits. With
+// `gated` the residual is a gate: f(...) is multiplied by it.
 struct Matrix {
   int64_t inputs = 0, outputs = 0;
   std::vector<int8_t> weights;     // (outputs, inputs)
   std::vector<float> scale, bias;  // (outputs,)
   Function function = Function::kNone;
+  bool gated = false;
   // Whether int32 holds all sums.
   bool fits() const { return inputs <= INT32_MAX / (255 * 128); }
 };
@@ -131,6 +133,7 @@ struct BlockMatrix {
   const float* scale = nullptr;    // (outputs, blocks)
   std::vector<float> bias;         // (outputs,)
   Function function = Function::kNone;
+  bool gated = false;  // as above
 
   int64_t blocks() const { return (inputs + size - 1) / size; }
   int64_t bytes() const { return size * bits / 8; }  // of a block

@@ -41,6 +41,7 @@ BEHIND = {
     "bias": ("y = Add(p, b)", 2, 0),
     "bias and relu": ("a = Add(p, b) y = Relu(a)", 3, 1),
     "bias, gelu and a sum": ("a = Add(p, b) n = Gelu(a) y = Add(n, r)", 4, 2),
+    "silu and a gate": ("v = Sigmoid(p) n = Mul(p, v) y = Mul(n, r)", 4, 4),
 }
 
 
@@ -185,7 +186,7 @@ def test_the_form_is_offered_with_blocks_and_can_be_asked_for(tmp_path: Path, bi
         ({"N": 25}, "w must have the codes of all blocks"),
         ({"bits": 3}, "bits must be 4 or 8"),
         ({"block_size": 24}, "block_size must be 16, 32, 64, 128 or 256"),
-        ({"function": 9}, "the function must be from 0 to 3"),
+        ({"function": 9}, "the function must be from 0 to 4"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )

@@ -771,6 +771,7 @@ FUNCTIONS = (
     lambda v: np.maximum(v, 0),
     lambda v: v * share_below(v),
     lambda v: v / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (v + 0.044715 * v**3))),
+    lambda v: v / (1 + np.exp(-v)),
 )
 
 
@@ -780,9 +781,16 @@ def share_below(value: Array) -> Array:
 
 
 def matmul(
-    w: Array, scale: Array, bias: Array | None, function: int = 0, threads: int = 1, *, adds: bool = False
+    w: Array,
+    scale: Array,
+    bias: Array | None,
+    function: int = 0,
+    threads: int = 1,
+    *,
+    adds: bool = False,
+    gated: int = 0,
 ) -> ort.InferenceSession:
-    """Load a model with one product of rows in float and a matrix of int8; with ``adds`` it adds an input ``r``."""
+    """Load a model with one product of rows in float and a matrix of int8; with ``adds`` the residual is an input ``r``."""
     assert isinstance(FOUND, Kernels)
     values = {"w": w, "s": scale, "z": np.zeros_like(scale, np.int8)} | ({} if bias is None else {"b": bias})
     node = helper.make_node(
@@ -791,6 +799,7 @@ def matmul(
         ["y"],
         domain=NATIVE_DOMAIN,
         function=function,
+        gated=gated,
     )
     tensors = [NOTHING, *(numpy_helper.from_array(array, name) for name, array in values.items())]
     x, r, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xry")
@@ -821,7 +830,7 @@ def defined(x: Array, w: Array, scale: Array, bias: Array | None, function: int)
     shape=st.sampled_from([(1,), (3,), (2, 5), (1, 33), (4, 2, 9), (70,)]),
     inputs=st.integers(1, 200),
     outputs=st.integers(1, 100),
-    function=st.integers(0, 3),
+    function=st.integers(0, 4),
     each=st.booleans(),
     bias=st.booleans(),
     threads=st.sampled_from([1, 3]),
@@ -862,15 +871,18 @@ def test_rows_that_are_not_finite_become_nan_and_others_do_not(isa: str) -> None
 
 @pytest.mark.parametrize("outputs", [5, 48])
 @pytest.mark.parametrize("function", [0, 2])
-def test_a_product_adds_a_tensor_behind_its_function(isa: str, function: int, outputs: int) -> None:
+@pytest.mark.parametrize("gated", [0, 1])
+def test_a_product_adds_a_tensor_behind_its_function_or_is_gated(
+    isa: str, function: int, gated: int, outputs: int
+) -> None:
     random = np.random.default_rng(0)
     w, scale = random.integers(-127, 128, (20, outputs)).astype(np.int8), np.full(outputs, 0.01, np.float32)
     x, r = random.normal(size=(4, 9, 20)).astype(np.float32), random.normal(size=(4, 9, outputs)).astype(np.float32)
     (alone,) = matmul(w, scale, None, function).run(None, {"x": x})
-    made = matmul(w, scale, None, function, adds=True)
-    for added in (r, r[:1], r[0, :1], r[:, :, :1]):
-        np.testing.assert_array_equal(made.run(None, {"x": x, "r": added})[0], alone + added)
-    np.testing.assert_array_equal(made.run(None, {"x": x[:1], "r": r})[0], alone[:1] + r)
+    made, joined = matmul(w, scale, None, function, adds=True, gated=gated), np.multiply if gated else np.add
+    for other in (r, r[:1], r[0, :1], r[:, :, :1]):
+        np.testing.assert_array_equal(made.run(None, {"x": x, "r": other})[0], joined(alone, other))
+    np.testing.assert_array_equal(made.run(None, {"x": x[:1], "r": r})[0], joined(alone[:1], r))
     with pytest.raises(Exception, match="the shapes do not fit together"):
         made.run(None, {"x": x, "r": r[:2]})
 
@@ -889,7 +901,7 @@ def test_a_product_has_the_same_bytes_with_any_number_of_threads(isa: str) -> No
         ((0, 4), (4,), None, 0, "w must have two axes, and must not be empty"),
         ((3, 4), (3,), None, 0, "w_scale must have one value, or one for each output"),
         ((3, 4), (4,), (3,), 0, "B must have one value for each output"),
-        ((3, 4), (4,), None, 4, "the function must be from 0 to 3"),
+        ((3, 4), (4,), None, 5, "the function must be from 0 to 4"),
         ((70_000, 1), (1,), None, 0, "w has too many inputs"),
     ],
 )
