@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <array>
 
+#include "head_parts.h"
 #include "operators.h"
 #include "target.h"
 
@@ -108,19 +109,22 @@ class AttentionKernel {
     if (results == 0 || size.keys == 0) return;
     const bool fits = size.keys <= kMostKeys && size.depth <= kMostKeys;
     require(fits || size.queries <= kFewQueries, "there are too many keys");
+    const std::vector<std::vector<HeadPart>> parts = parts_by_mask(size, masking ? &mask : nullptr);
     run.parallel(static_cast<size_t>(shape[0] * shape[1]), [&](size_t index) {
       const int64_t all = shape[1], batch = static_cast<int64_t>(index) / all, head = static_cast<int64_t>(index) % all;
-      target_.attend(size, {.q = q.at(batch, head, all),
-                            .k = k.at(batch, head, all),
-                            .v = v.at(batch, head, all),
-                            .mask = masking ? mask.at(batch, head, all) : nullptr,
-                            .y = y.at(batch, head, all),
-                            .q_step = q.row_step(),
-                            .k_step = k.step[2],
-                            .v_step = v.step[2],
-                            .mask_step = mask.row_step(),
-                            .y_step = y.step[2],
-                            .mask_repeats = mask.shape[3] == 1});
+      const Head of{.q = q.at(batch, head, all),
+                    .k = k.at(batch, head, all),
+                    .v = v.at(batch, head, all),
+                    .mask = masking ? mask.at(batch, head, all) : nullptr,
+                    .y = y.at(batch, head, all),
+                    .q_step = q.row_step(),
+                    .k_step = k.step[2],
+                    .v_step = v.step[2],
+                    .mask_step = mask.row_step(),
+                    .y_step = y.step[2],
+                    .mask_repeats = mask.shape[3] == 1};
+      const int64_t plane = (mask.shape[0] > 1 ? batch * mask.shape[1] : 0) + head * mask.shape[1] / all;
+      for (const HeadPart& part : parts[parts.size() > 1 ? plane : 0]) attend(target_, size, of, part);
     });
   }
 
@@ -137,6 +141,16 @@ class AttentionKernel {
     require(columns.first + (heads - 1) * columns.step + columns.count <= given[index].shape[2],
             "heads must be inside their tensor");
     return View(given[index], order, columns);
+  }
+
+  // Returns the parts of a head for each head of each item of the mask, or those of all heads.
+  static std::vector<std::vector<HeadPart>> parts_by_mask(const AttentionSize& size, const View* mask) {
+    if (mask == nullptr || mask->shape[2] != size.queries || mask->shape[3] != size.keys) return {{{0, size.queries, 0, size.keys}}};
+    std::vector<std::vector<HeadPart>> parts;
+    for (int64_t batch = 0; batch < mask->shape[0]; ++batch)
+      for (int64_t head = 0; head < mask->shape[1]; ++head)
+        parts.push_back(parts_of(size, mask->data + batch * mask->step[0] + head * mask->step[1], mask->step[2]));
+    return parts;
   }
 
   // Makes the result, of this shape with the heads before the rows.

@@ -22,6 +22,7 @@
 #include <cmath>
 
 #include "aligned.h"
+#include "head_parts.h"
 #include "operators.h"
 #include "target.h"
 
@@ -128,26 +129,24 @@ class CachedAttentionKernel {
       if (window_ > 0) size.window = window_;
       size.cap = cap_;
       const View turned = turned_queries(q, {item, head}, seen, size, angles);
-      attend(size, {.q = turned.data,
-                    .k = k.at(item, of),
-                    .v = v.at(item, of),
-                    .mask = mask.data == nullptr ? nullptr : mask.at(item, head),
-                    .y = y.at(item, head),
-                    .q_step = turned.row,
-                    .k_step = depth,
-                    .v_step = width,
-                    .mask_step = mask.row,
-                    .y_step = y.row,
-                    .mask_repeats = false,
-                    .sink = given[kSinks] ? given[kSinks].as<float>()[head] : sink_});
+      attend_head(size, {.q = turned.data,
+                         .k = k.at(item, of),
+                         .v = v.at(item, of),
+                         .mask = mask.data == nullptr ? nullptr : mask.at(item, head),
+                         .y = y.at(item, head),
+                         .q_step = turned.row,
+                         .k_step = depth,
+                         .v_step = width,
+                         .mask_step = mask.row,
+                         .y_step = y.row,
+                         .mask_repeats = false,
+                         .sink = given[kSinks] ? given[kSinks].as<float>()[head] : sink_});
     });
   }
 
  private:
   enum Input : size_t { kQ, kK, kV, kMask, kPastK, kPastV, kLengths, kTotal, kCos, kSin, kSinks, kInputs };
   static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
-
-  static constexpr int64_t kTogether = 256;  // queries with a window whose keys are looked for at once, at least
 
   struct Place {
     int64_t item, head;
@@ -270,23 +269,12 @@ class CachedAttentionKernel {
     return {cos.as<float>(), sin.as<float>(), cos.shape[1], interleaved_};
   }
 
-  // Computes a head. With a window, queries that see about the same keys are parts, which leave out all other keys.
-  void attend(const AttentionSize& size, const Head& head) const {
-    const int64_t parts = divided(size.queries, std::max(size.window, kTogether)), rows = divided(size.queries, parts);
-    for (int64_t first = 0; first < size.queries; first += rows) {
-      AttentionSize part = size;
-      part.queries = std::min(rows, size.queries - first);
+  // Computes a head, with a window in parts.
+  void attend_head(const AttentionSize& size, const Head& head) const {
+    for_each_part(size.queries, std::max(size.window, kTogether), [&](int64_t first, int64_t queries) {
       const int64_t hidden = size.hidden_before(first);
-      part.keys = size.seen_by(first + part.queries - 1) - hidden;
-      part.first_seen = size.first_seen + first - hidden;
-      Head of = head;
-      of.q += first * head.q_step;
-      of.k += hidden * head.k_step;
-      of.v += hidden * head.v_step;
-      of.y += first * head.y_step;
-      if (head.mask != nullptr) of.mask += first * head.mask_step + hidden;
-      target_.attend(part, of);
-    }
+      attend(target_, size, head, {first, queries, hidden, size.seen_by(first + queries - 1) - hidden});
+    });
   }
 
   // Writes the rows of earlier runs and behind them the new ones, turned, to a head of a result.

@@ -204,6 +204,38 @@ def test_the_operator_computes_its_definition_in_every_layout(
     assert y.shape[:2] == shape
 
 
+WINDOWS = {"one for all heads": (1, 1), "one for each head": (1, 4), "one for each head of each item": (2, 4)}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("planes", WINDOWS.values(), ids=WINDOWS)
+def test_keys_that_a_mask_hides_from_queries_that_are_neighbours_change_nothing(
+    planes: tuple[int, int], causal: bool
+) -> None:
+    """So many queries are computed in parts, each with the keys of its window."""
+    random, count = np.random.default_rng(0), 400
+    q, k, v = (random.normal(size=(2, 4, count, 24)).astype(np.float32) for _ in range(3))
+    widths = random.integers(5, 90, planes)[..., None, None]
+    apart = np.arange(count)[:, None] - np.arange(count)
+    mask = np.where(np.abs(apart) < widths, 0, np.finfo(np.float32).min).astype(np.float32)
+    more = {"causal": 1} if causal else {}
+    found = attention(0.2, (0, 0, 0, 0), masked=True, **more).run(None, {"q": q, "k": k, "v": v, "m": mask})[0]
+    hidden = np.where(apart < 0, -np.inf, 0) if causal else 0
+    expected, _ = in_float(q, k, v, mask + hidden, 0.2)
+    assert np.square(found - expected).mean() < 4e-4 * np.square(expected).mean()
+
+
+def test_a_query_that_sees_no_key_is_not_a_number_also_in_parts() -> None:
+    random, count = np.random.default_rng(0), 400
+    q, k, v = (random.normal(size=(1, 1, count, 8)).astype(np.float32) for _ in range(3))
+    apart = np.arange(count)[:, None] - np.arange(count)
+    mask = np.where(np.abs(apart) < 20, 0, -np.inf).astype(np.float32)
+    mask[7] = -np.inf
+    found = attention(0.2, (0, 0, 0, 0), masked=True).run(None, {"q": q, "k": k, "v": v, "m": mask})[0]
+    assert np.isnan(found[0, 0, 7]).all()
+    assert np.isfinite(np.delete(found, 7, axis=2)).all()
+
+
 def test_attention_without_heads_has_three_axes(isa: str) -> None:
     random = np.random.default_rng(0)
     q, k, v = (random.normal(size=(2, rows, 8)).astype(np.float32) for rows in (5, 9, 9))
