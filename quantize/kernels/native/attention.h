@@ -65,8 +65,8 @@ class Attention {
   }
 
   // Returns how many keys some queries see, at most: their order hides the keys behind them, or the mask makes the shares of all
-  // these less than 2^-30, compared with that of the first key, which all see without a window. A score is at most the depth times
-  // the greatest values of its factors. If these are not all keys, it is a multiple of kKeys.
+  // these less than 2^-30 of that of the first key, which all see without a window. A score is at most the depth times the
+  // greatest values of its factors. If these are not all keys, it is a multiple of kKeys.
   int64_t seen_keys(const AttentionSize& size, const Head& head, const Part& part, const Rounding* how) const {
     const int64_t last = part.first + part.rows - 1, most = std::min(size.keys, divided(size.seen_by(last), kKeys) * kKeys);
     if (head.mask == nullptr || head.mask_repeats || size.hidden_before(last) > 0) return most;

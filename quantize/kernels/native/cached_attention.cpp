@@ -2,10 +2,11 @@
 // this run, and go out with them; integers as in Attention.
 //
 // Inputs: q (batch, queries, heads * depth), k (batch, rows, shared * depth), v (batch, rows, shared * width), mask, past
-// k (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles), sinks (heads).
-// All but q may be missing. Without k and v, they stand in q behind the queries. q, k and v may also be (batch, heads, rows, ...). The
-// mask is added to the scores and repeats along all axes of (batch, heads, queries, total) but the last one. Results:
-// y (batch, queries, heads * width) or (batch, heads, queries, width), as q, k and v (batch, shared, keys, ...).
+// k (batch, shared, room, depth), past v (batch, shared, room, width), lengths, total, cos and sin (places, angles), and
+// sinks (heads). All but q may be missing. Without k and v, they stand in q behind the queries. q, k and v may also be
+// (batch, heads, rows, ...). The mask is added to the scores and repeats along all axes of (batch, heads, queries, total) but the
+// last one. Results: y (batch, queries, heads * width) or (batch, heads, queries, width), as q has it; k and v (batch, shared,
+// keys, ...).
 //
 // lengths has for each item the number of its keys, less one, and total is the number of keys of the longest item: if that is
 // the number of queries, no item has keys of earlier runs. keys is the larger one of total and room. Rows behind the keys of an

@@ -7,8 +7,8 @@ namespace requant::REQUANT_TARGET {
 
 constexpr float kMostExponent = 87;
 
-// Returns e^x for x <= kMostExponent, to 2e-7 of it, and 0 for x < -87.7. e^x = 2^n e^rest, where |rest| is at most half of ln 2; the
-// polynomial is the one of expf in Cephes. NaN stays NaN.
+// Returns e^x for x <= kMostExponent, to 2e-7 of it, and 0 for x < -87.7. e^x = 2^n e^rest, where |rest| is at most half of
+// ln 2; the polynomial is the one of expf in Cephes. NaN stays NaN.
 REQUANT_INLINE Floats exponential(Floats x) {
   constexpr float kLog2E = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   constexpr float kTerms[] = {1.0f,           1.0f,           5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f,

@@ -13,7 +13,7 @@ struct HeadPart {
   int64_t first, queries, hidden, keys;
 };
 
-constexpr int64_t kTogether = 128;     // queries of a part, about
+constexpr int64_t kTogether = 128;      // queries of a part, about
 constexpr float kHiddenBelow = -1e30f;  // a key with such a mask has the share 0, if the query sees another one
 
 // Computes a part of a head.

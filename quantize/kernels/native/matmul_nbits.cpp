@@ -4,8 +4,8 @@
 // Inputs: x, w, w_scale, B, residual; all but x and the residual are constants, and the last two may be missing. w is (outputs,
 // blocks, bytes), uint8, and w_scale has a value for each block: as com.microsoft.MatMulNBits has them without zero points. Its
 // attributes `K`, `N`, `bits` and `block_size` say how many inputs and outputs there are, the bits of a weight, and the inputs of
-// a block. B is (outputs,); `function`, `gated` and the residual are those of MatMul. Each block of a row of x is rounded to integers
-// from -127 to 127; on matrix tiles 32 rows or more are bf16.
+// a block. B is (outputs,); `function`, `gated` and the residual are those of MatMul. Each block of a row of x is rounded to
+// integers from -127 to 127; on matrix tiles 32 rows or more are bf16.
 #include <bit>
 
 #include "matrix_run.h"

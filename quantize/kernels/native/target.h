@@ -181,9 +181,9 @@ struct AttentionSize {
   float scale;
   // How many keys the first query sees, at least 1; each query sees one more than the query before it, and at most all.
   int64_t first_seen;
-  bool unseen_is_zero;          // whether a query is 0 whose mask is -infinity for all keys; otherwise it is NaN
-  int64_t window = 1L << 62;    // how many keys a query sees at most: the last of them
-  float cap = 0;                // before the mask, scores become cap * tanh(score / cap); if it is 0 they stay
+  bool unseen_is_zero;                // whether a query is 0 whose mask is -infinity for all keys; otherwise it is NaN
+  int64_t window = int64_t{1} << 62;  // how many keys a query sees at most: the last ones
+  float cap = 0;                      // before the mask, scores become cap * tanh(score / cap); if it is 0 they stay
   int64_t seen_by(int64_t query) const { return std::min(keys, first_seen + query); }
   int64_t hidden_before(int64_t query) const { return std::max<int64_t>(0, first_seen + query - window); }
 };
