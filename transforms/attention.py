@@ -54,6 +54,7 @@ class FoundAttention:
         past: Keys and values of earlier runs, (batch, heads, rows, columns), which come before k and v. The operator
             returns them with k and v behind them. With `causal` the first query sees them and the first key. Empty
             without them.
+        cap: What scores are capped at: they become cap * tanh(score / cap) before the mask; 0 if they stay.
     """
 
     q: ir.Value
@@ -69,6 +70,7 @@ class FoundAttention:
     hidden: float | None = None
     bias: ir.Value | None = None
     past: tuple[ir.Value, ...] = ()
+    cap: float = 0
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
@@ -257,14 +259,14 @@ def _standard(node: ir.Node) -> FoundAttention | str:
     q, k, v, mask, past_key, past_value, *others = padded(node, 6)
     heads = (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0))
     past = _past(past_key, past_value)
-    scale = node.attributes.get_float("scale", None)
+    scale, cap = node.attributes.get_float("scale", None), node.attributes.get_float("softcap", 0)
     lacks = {
         HALF: past is None,
         UNREAD: bool(past) and len(node.outputs) < CACHES,
         "lengths of items": any(value is not None for value in others),
         MORE_RESULTS: has_more_results(node, CACHES if past else 1),
         unknown(node, STANDARD): bool(unknown(node, STANDARD)),
-        "softcap": node.attributes.get_float("softcap", 0) != 0,
+        "softcap below 0": cap < 0,
         "softmax in half precision": node.attributes.get_int("softmax_precision", PRECISE[0]) not in PRECISE,
         "scale that is not above 0": scale is not None and scale <= 0,
         FACTORS: not are_factors(q, k, v),
@@ -273,7 +275,8 @@ def _standard(node: ir.Node) -> FoundAttention | str:
         return next(name for name, asked in lacks.items() if asked)
     order, behind = (HEADS_FIRST, []) if any(heads) or past else _turned(node)
     orders, causal = (HEADS_FIRST, HEADS_FIRST, HEADS_FIRST, order), bool(node.attributes.get_int("is_causal", 0))
-    return FoundAttention(q, k, v, mask, scale, orders, (node, *behind), heads, causal, zero=True, past=past or ())
+    nodes = (node, *behind)
+    return FoundAttention(q, k, v, mask, scale, orders, nodes, heads, causal, zero=True, past=past or (), cap=cap)
 
 
 def _multi_head(node: ir.Node) -> FoundAttention | str:

@@ -133,6 +133,7 @@ def cached(found: FoundAttention, heads: tuple[int, int]) -> CachedAttention:
         scale=found.scale or 0,
         causal=found.causal,
         zero=found.zero,
+        cap=found.cap,
     )
 
 
@@ -145,7 +146,7 @@ def _missing(node: ir.Node) -> str:
         "position_ids": PLACES in spare,
         "further inputs": bool(spare),
         unknown(node, KNOWN): bool(unknown(node, KNOWN)),
-        "softcap that is not above 0": reals("softcap", 0) < 0,
+        "softcap below 0": reals("softcap", 0) < 0,
         "attention that is not causal": integers("causal", 1) != 1,
         "scale that is not above 0": reals("scale", 0) < 0,
         UNREAD: len(node.outputs) < CACHES,

@@ -90,6 +90,7 @@ def _call(name: str, found: FoundAttention, shapes: Mapping[str, Shape]) -> Call
         "orders": ir.AttrInt64s("orders", found.orders),
         **({"causal": ir.AttrInt64("causal", 1)} if found.causal else {}),
         **({"zero": ir.AttrInt64("zero", 1)} if found.zero else {}),
+        **({"cap": ir.AttrFloat32("cap", found.cap)} if found.cap else {}),
     }
     operator, sources = OPS[ATTENTION].native, range(len(found.inputs))
     return Call(operator, name, INPUTS, found.inputs, found.nodes, attributes, sources=sources, dtype=ir.DataType.FLOAT)

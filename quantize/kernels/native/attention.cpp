@@ -13,7 +13,8 @@
 // 0, as many as q. If `orders` is 3 for y, the heads of y stand side by side too, and y has three axes, (batch, rows, columns).
 //
 // If the attribute `causal` is 1, the first query sees the first key, and each query one key more than the query before it. With
-// `zero` a query whose mask is -infinity for all keys is 0; otherwise it is NaN, as a softmax is.
+// `cap` scores become cap * tanh(score / cap) before the mask. With `zero` a query whose mask is -infinity for all keys is 0;
+// otherwise it is NaN, as a softmax is.
 #include <algorithm>
 #include <array>
 
@@ -79,7 +80,9 @@ class AttentionKernel {
         unseen_is_zero_(node.attribute("zero", 0) != 0),
         first_(node.attributes("first", {0, 0, 0})),
         step_(node.attributes("step", {0, 0, 0})),
-        columns_(node.attributes("columns", {0, 0})) {
+        columns_(node.attributes("columns", {0, 0})),
+        cap_(node.real_attribute("cap", 0)) {
+    require(cap_ >= 0 && std::isfinite(cap_), "a cap must not be negative");
     require(orders_.size() == 4, "orders must have four numbers");
     for (size_t i = 0; i < 4; ++i) {
       const bool joined = i == 3 && heads_ > 0;
@@ -103,7 +106,8 @@ class AttentionKernel {
     const std::array<int64_t, 4> shape = result_of(q, k, v, mask);
     const View y = result(run, shape, heads);
     const int64_t seen = causal_ ? 1 : k.shape[2];
-    const AttentionSize size{shape[2], k.shape[2], q.shape[3], v.shape[3], scale_, seen, unseen_is_zero_};
+    AttentionSize size{shape[2], k.shape[2], q.shape[3], v.shape[3], scale_, seen, unseen_is_zero_};
+    size.cap = cap_;
     const int64_t results = shape[0] * shape[1] * shape[2] * shape[3];
     if (size.keys == 0) std::fill_n(y.data, results, 0.0f);
     if (results == 0 || size.keys == 0) return;
@@ -202,6 +206,7 @@ class AttentionKernel {
   int64_t heads_, shared_heads_;  // that stand side by side, of q, and of k and v; 0 if tensors have an axis for them
   bool causal_, unseen_is_zero_;
   std::vector<int64_t> first_, step_, columns_;
+  float cap_;
 };
 
 }  // namespace

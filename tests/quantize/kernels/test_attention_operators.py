@@ -113,7 +113,7 @@ MASKS: dict[str, tuple[str, Array | None]] = {
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("axes", [3, 4])
 @pytest.mark.parametrize("kv", [6, 2])
-@pytest.mark.parametrize("attributes", ["", "scale = 0.4", "is_causal = 1"])
+@pytest.mark.parametrize("attributes", ["", "scale = 0.4", "is_causal = 1", "softcap = 0.5"])
 def test_the_native_form_computes_the_operator(attributes: str, kv: int, axes: int, mask: str, tmp_path: Path) -> None:
     declared, values = MASKS[mask]
     proto, feed = model_of(attributes, kv=kv, axes=axes, mask=declared), feed_of(kv, axes, values)
@@ -122,7 +122,8 @@ def test_the_native_form_computes_the_operator(attributes: str, kv: int, axes: i
     added = np.where(added, 0, -np.inf) if added.dtype == bool else added
     hidden = np.where(("causal" in attributes) & (np.arange(KEYS) > np.arange(QUERIES)[:, None]), -np.inf, 0)
     with np.errstate(invalid="ignore"):
-        y, off = defined(*in_heads(feed, kv), added + hidden, 0.4 if "scale" in attributes else 0.25)
+        scale, cap = 0.4 if "scale" in attributes else 0.25, 0.5 if "softcap" in attributes else 0
+        y, off = defined(*in_heads(feed, kv), added + hidden, scale, cap)
     for join in (False, True):
         made = wrapped(proto, join=join)
         assert [node.name for node in calls(made)] == ["op"]
@@ -290,7 +291,7 @@ def test_every_case_of_the_suite_is_right_or_stays_with_a_reason(tmp_path: Path)
 
 MULTI_HEAD = "y = com.microsoft.MultiHeadAttention <num_heads = 2> "
 LEFT = [
-    ("softcap", "y = Attention <softcap = 2.0> (q, k, v)"),
+    ("softcap below 0", "y = Attention <softcap = -2.0> (q, k, v)"),
     ("left_window_size", "y = Attention <is_causal = 1, left_window_size = 2> (q, k, v)"),
     ("softmax in half precision", "y = Attention <softmax_precision = 10> (q, k, v)"),
     ("scale that is not above 0", "y = Attention <scale = -1.0> (q, k, v)"),

@@ -265,7 +265,7 @@ def test_what_does_not_fit_is_refused(change: Feed, message: str, tmp_path: Path
 
 PLAIN = "q, k, v, past_k, past_v, lengths, total"
 LEFT: list[tuple[str, str, str]] = [
-    ("softcap that is not above 0", PLAIN, "softcap = -3.0"),
+    ("softcap below 0", PLAIN, "softcap = -3.0"),
     ("kv_cache_bit_width", PLAIN, "kv_cache_bit_width = 8"),
     ("position_ids", f"{PLAIN}, cos, sin, places", ""),
     ("factors that are constant or equal", "q, k, k, past_k, past_v, lengths, total", ""),
