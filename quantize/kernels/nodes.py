@@ -26,7 +26,7 @@ def native_node(
 ) -> ir.Node:
     """Return a node of a native operator; the graph gets the import of the domain.
 
-    The library tells ONNX Runtime the first input alone, and that more follow: a session is made in 60 % of the time.
+    The library tells ONNX Runtime the first input alone, and that more follow, which makes sessions faster to create.
     ONNX Runtime refuses omitted inputs then, so that an initializer of bool stands for each.
 
     Args:

@@ -18,8 +18,6 @@ from .wrap import put_calls
 
 MS = "com.microsoft"
 DYNAMIC = "DynamicQuantizeMatMul"
-QUICK = 1.702
-"""The attribute ``alpha`` of a QuickGelu that does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,8 @@ def _number(node: ir.Node) -> int:
     numbers = {("", "Relu"): RELU, ("", "Gelu"): GELU_BY_TANH if by_tanh else GELU, (MS, "Gelu"): GELU}
     if len(node.inputs) == 1:  # a second input is a bias
         numbers[MS, "FastGelu"] = GELU_BY_TANH
-    if node.attributes.get_float("alpha", QUICK if node.domain == MS else 1.0) == 1:
-        numbers |= {("", "Swish"): SILU, (MS, "QuickGelu"): SILU}
+    if node.attributes.get_float("alpha", 0) == 1:  # without it alpha is 1.702
+        numbers[MS, "QuickGelu"] = SILU
     return numbers.get((node.domain, node.op_type), 0)
 
 

@@ -330,6 +330,7 @@ def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]
     after = [_turn(body[-1].outputs[0], TO_NHWC, "")] if call.shapes else []
     nodes = [*before, *body, *after]
     results = nodes[-1].outputs[: call.results]
+    # no node of a body is native; the import would give equal bodies different contents
     imports = {domain: version for domain, version in model.opset_imports.items() if domain != NATIVE_DOMAIN}
     graph = ir.Graph(formal, results, nodes=nodes, opset_imports=imports, name="body")
     for index, result in enumerate(results):

@@ -149,8 +149,8 @@ class AttentionKernel {
 
   // Returns the parts of a head for each head of each item of the mask, or those of all heads.
   static std::vector<std::vector<HeadPart>> parts_by_mask(const AttentionSize& size, const View* mask) {
-    const bool repeats = mask == nullptr || mask->shape[2] != size.queries || mask->shape[3] != size.keys;
-    if (repeats) return {{{0, size.queries, 0, size.keys}}};
+    const bool whole = mask != nullptr && mask->shape[2] == size.queries && mask->shape[3] == size.keys;
+    if (!whole) return {{{0, size.queries, 0, size.keys}}};
     std::vector<std::vector<HeadPart>> parts;
     for (int64_t batch = 0; batch < mask->shape[0]; ++batch)
       for (int64_t head = 0; head < mask->shape[1]; ++head)

@@ -13,7 +13,7 @@ struct HeadPart {
   int64_t first, queries, hidden, keys;
 };
 
-constexpr int64_t kTogether = 128;      // queries of a part, about
+constexpr int64_t kTogether = 128;      // queries of a part, at most
 constexpr float kHiddenBelow = -1e30f;  // a key with such a mask has the share 0, if the query sees another one
 
 // Computes a part of a head.
@@ -29,10 +29,10 @@ inline void attend(const Target& target, AttentionSize size, Head head, const He
   target.attend(size, head);
 }
 
-// Calls `work` with the first query of each part, and the number of its queries.
+// Calls `work` with the first query of each part, and the number of its queries: at most `most`, and about the same for all.
 template <class Work>
-void for_each_part(int64_t queries, int64_t least, const Work& work) {
-  const int64_t parts = (queries + least - 1) / least, rows = (queries + parts - 1) / parts;
+void for_each_part(int64_t queries, int64_t most, const Work& work) {
+  const int64_t rows = divided(queries, divided(queries, most));
   for (int64_t first = 0; first < queries; first += rows) work(first, std::min(rows, queries - first));
 }
 

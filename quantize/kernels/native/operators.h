@@ -103,7 +103,7 @@ constexpr int kVersion = 2;
 //   outputs: the number of results
 //
 // The runtime is told the first input alone, and that more follow: each session copies what it knows of each input of each
-// name several times, so that a session takes 60 % of the time to make. `check` does the rest.
+// name several times, and this takes most of the time of a small session. `check` looks at the other inputs.
 class Signature : public ort::CustomOp {
  public:
   Signature(std::string name, std::vector<ort::ElementType> inputs, size_t required, ort::ElementType output, size_t outputs)
