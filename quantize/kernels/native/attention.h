@@ -17,7 +17,8 @@ namespace requant::REQUANT_TARGET {
 template <class Way>
 class Attention {
  public:
-  void run(const AttentionSize& size, const Head& head) {
+  void run(const VectorKernels& vectors, const AttentionSize& size, const Head& head) {
+    vectors_ = &vectors;
     keys_.take_rows({head.k, head.k_step}, size.keys, size.depth, size.scale);
     values_.take_columns({head.v, head.v_step}, size.keys, size.width);
     const int64_t pitch = divided(size.keys, kKeys) * kKeys;
@@ -97,7 +98,7 @@ class Attention {
   void find_greatest(const AttentionSize& size, const Head& head, const Part& part, int64_t keys, float* scores) {
     most_.resize(part.rows);
     for (int64_t row = 0; row < part.rows; ++row)
-      most_[row] = greatest_seen(size, head, part.first + row, keys, scores + row * part.pitch);
+      most_[row] = vectors_->greatest_seen(size, head, part.first + row, keys, scores + row * part.pitch);
   }
 
   RoundedRows rounded_shares(const Part& part, int64_t keys, const float* scores, Rounding* how) {
@@ -154,6 +155,7 @@ class Attention {
     multiply_rows<Way>(rows, {operand.panels().data(), panels, quads, false}, finish);
   }
 
+  const VectorKernels* vectors_ = nullptr;
   Operand<Way> keys_, values_;
   Scratch queries_, roundings_, scores_, shares_, parts_;
   std::vector<float> most_;     // the greatest score of each row
@@ -161,9 +163,9 @@ class Attention {
 };
 
 template <class Way>
-void attend(const AttentionSize& size, const Head& head) {
+void attend(const VectorKernels& vectors, const AttentionSize& size, const Head& head) {
   thread_local Attention<Way> attention;  // its memory grows to the largest head
-  attention.run(size, head);
+  attention.run(vectors, size, head);
 }
 
 }  // namespace requant::REQUANT_TARGET

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "head_parts.h"
 
 namespace requant {
 namespace {
@@ -201,7 +202,7 @@ bool attentions_are_right(const Target& target, Random& random) {
   const auto at = [&](int index) { return reinterpret_cast<const float*>(rows[index].data()); };
   const Head head{at(0), at(1), at(2), masked ? mask.data() : nullptr, reinterpret_cast<float*>(y.data()), size.depth + gap,
                   size.depth + gap, size.width + gap, 0, size.width, false, sink};
-  target.attend(size, head);
+  attend(target, size, head, {0, size.queries, 0, size.keys});
   const float* const results = reinterpret_cast<const float*>(y.data());
   if (unseen) return std::all_of(results, results + size.queries * size.width, [](float each) { return each == 0; });
   if (size.queries <= kFewQueries) return few_queries_are_right(size, head);

@@ -36,8 +36,4 @@ inline std::unique_ptr<MatrixKernel> block_matrix(const BlockMatrix& made) {
   return std::make_unique<BlockRows<kPanelVectors>>(made);
 }
 
-inline void attend_head(const AttentionSize& size, const Head& head) {
-  size.queries <= kFewQueries ? attend_few(size, head) : attend<InVectors>(size, head);
-}
-
 }  // namespace requant::REQUANT_TARGET

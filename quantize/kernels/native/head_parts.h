@@ -26,7 +26,7 @@ inline void attend(const Target& target, AttentionSize size, Head head, const He
   size.queries = part.queries;
   size.keys = part.keys;
   size.first_seen += part.first - part.hidden;
-  target.attend(size, head);
+  size.queries <= kFewQueries ? target.vectors.attend_few(size, head) : target.attend(target.vectors, size, head);
 }
 
 // Calls `work` with the first query of each part, and the number of its queries: at most `most`, and about the same for all.

@@ -64,9 +64,7 @@ inline float greatest(const float* scores, int64_t count) {
   return std::isfinite(found) && !std::isnan(any) ? found : NAN;
 }
 
-// Caps the scores of a query, adds the mask, hides the keys that the query does not see, and returns the greatest score as
-// `greatest` does. Scores from `count` on become -infinity, up to a multiple of 4 * kLanes. Returns -infinity if no key is left
-// and the result is 0 then.
+// Finds the greatest score as VectorKernels says.
 inline float greatest_seen(const AttentionSize& size, const Head& head, int64_t row, int64_t count, float* scores) {
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
   if (size.cap > 0) cap_scores(scores, count, size.cap);

@@ -309,6 +309,12 @@ struct VectorKernels {
   void (*softmax_of_bytes)(const Classes& size, const uint8_t* x, float scale, float* y);
   // Computes lines of some elements, from the first of a period on.
   void (*bend_lines)(const BentLines& lines, const uint8_t* from, uint8_t* to, size_t count);
+  // Computes a head with at most kFewQueries queries.
+  void (*attend_few)(const AttentionSize& size, const Head& head);
+  // Caps the scores of a query, adds the mask, hides the keys that the query does not see, and returns the greatest score; NaN if
+  // one of them is NaN or infinite, except -infinity beside others. Scores from `count` on become -infinity, until the last
+  // vector of bytes is whole. Returns -infinity if no key is left and the result is 0 then.
+  float (*greatest_seen)(const AttentionSize& size, const Head& head, int64_t row, int64_t count, float* scores);
 };
 
 // The kernels of an instruction set. A set that only adds products of bytes (AVX-VNNI, AMX, i8mm) has the vector kernels of the
@@ -322,7 +328,8 @@ struct Target {
   std::unique_ptr<ConvolutionKernel> (*convolution)(Convolution);
   std::unique_ptr<MatrixKernel> (*matrix)(Matrix);
   std::unique_ptr<MatrixKernel> (*block_matrix)(const BlockMatrix&);
-  void (*attend)(const AttentionSize& size, const Head& head);
+  // Computes a head with more queries; `vectors` are those below.
+  void (*attend)(const VectorKernels& vectors, const AttentionSize& size, const Head& head);
   const VectorKernels& vectors;
 };
 

@@ -26,14 +26,10 @@ std::unique_ptr<MatrixKernel> matrix(Matrix made) { return std::make_unique<Rows
 
 std::unique_ptr<MatrixKernel> block_matrix(const BlockMatrix& made) { return std::make_unique<BlockTiles>(made); }
 
-void attend_head(const AttentionSize& size, const Head& head) {
-  size.queries <= kFewQueries ? target_avx512.attend(size, head) : attend<InTiles>(size, head);
-}
-
 }  // namespace amx
 
 constinit const Target target_amx = {
-    "amx", cpu::has_amx, amx::convolution, amx::matrix, amx::block_matrix, amx::attend_head,
+    "amx", cpu::has_amx, amx::convolution, amx::matrix, amx::block_matrix, amx::attend<amx::InTiles>,
     vectors_avx512};
 
 }  // namespace requant
