@@ -47,6 +47,8 @@ class Scratch {
     return bytes_.data();
   }
 
+  float* floats(int64_t count) { return reinterpret_cast<float*>(bytes(count * static_cast<int64_t>(sizeof(float)))); }
+
  private:
   Aligned<uint8_t> bytes_;
 };

@@ -213,7 +213,7 @@ class AttentionKernel {
 
 std::vector<ort::CustomOp*> attention_operators() {
   using enum ort::ElementType;
-  return named<AttentionKernel>("Attention", {kFloat, kFloat, kFloat, kFloat}, 3, kFloat);
+  return named<AttentionKernel>("Attention", {kFloat, kFloat, kFloat, kFloat}, 3, {kFloat});
 }
 
 }  // namespace requant

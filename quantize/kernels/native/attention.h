@@ -148,8 +148,8 @@ class Attention {
   }
 
   // Writes the product of some rows, so many quads of each, and the first panels of an operand.
-  static void multiply(const RoundedRows& rows, const Operand<Way>& operand, int64_t panels, int64_t quads, const Rounding* how,
-                       const Written& to) {
+  __attribute__((noinline)) static void multiply(const RoundedRows& rows, const Operand<Way>& operand, int64_t panels,
+                                                 int64_t quads, const Rounding* how, const Written& to) {
     const Results results{reinterpret_cast<uint8_t*>(to.first), to.step * static_cast<int64_t>(sizeof(float)), nullptr, false};
     const FloatFinish finish(operand.channels(), Function::kNone, how, results);
     multiply_rows<Way>(rows, {operand.panels().data(), panels, quads, false}, finish);

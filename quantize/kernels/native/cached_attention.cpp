@@ -23,6 +23,7 @@
 #include <cmath>
 
 #include "aligned.h"
+#include "cache.h"
 #include "head_parts.h"
 #include "operators.h"
 #include "target.h"
@@ -31,43 +32,6 @@ namespace requant {
 namespace {
 
 constexpr Requirement require{"ai.requant.CachedAttention"};
-
-// The floats of a tensor (batch, heads, rows, columns): the steps from one item, head and row to the next. A step of 0 repeats.
-struct View {
-  float* data = nullptr;
-  int64_t item = 0, head = 0, row = 0;
-
-  float* at(int64_t of_item, int64_t of_head) const { return data + of_item * item + of_head * head; }
-};
-
-// A tensor with an axis for heads.
-View with_heads(float* data, int64_t heads, int64_t rows, int64_t columns) {
-  return {data, heads * rows * columns, rows * columns, columns};
-}
-
-// Heads side by side, from a column on, in a tensor (batch, rows, width).
-View side_by_side(float* data, int64_t first, int64_t rows, int64_t width, int64_t columns) {
-  return {data + first, rows * width, columns, width};
-}
-
-// What turns rows by their places.
-struct Angles {
-  const float *cos = nullptr, *sin = nullptr;
-  int64_t count = 0;  // of each place
-  bool interleaved = false;
-
-  void turn(const float* from, int64_t place, int64_t columns, float* to) const {
-    const float *c = cos + place * count, *s = sin + place * count;
-    const int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : count;
-    for (int64_t i = 0; i < count; ++i, from += step, to += step) {
-      const float one = from[0], other = from[apart];
-      to[0] = one * c[i] - other * s[i];
-      to[apart] = one * s[i] + other * c[i];
-    }
-    const int64_t behind = interleaved ? 0 : count;
-    std::copy(from + behind, from + behind + columns - 2 * count, to + behind);
-  }
-};
 
 // How many of everything.
 struct Sizes {
@@ -79,8 +43,10 @@ struct Sizes {
 
 class CachedAttentionKernel {
  public:
-  explicit CachedAttentionKernel(const ort::Node& node)
+  // A cache holds floats, or bytes if it is `rounded`.
+  CachedAttentionKernel(const ort::Node& node, bool rounded)
       : target_(chosen()),
+        rounded_(rounded),
         count_(node.count()),
         heads_(node.attribute("heads", 0)),
         shared_(node.attribute("shared", 0)),
@@ -105,19 +71,17 @@ class CachedAttentionKernel {
     const Angles angles = angles_in(given, sizes, before);
     const auto [batch, queries, fresh, depth, width, room, keys, total, heads_apart] = sizes;
     const View fresh_k = new_k(given, sizes), fresh_v = new_v(given, sizes);
-    const View past_k = past_in(given[kPastK], sizes, depth), past_v = past_in(given[kPastV], sizes, width);
+    const Cache past_k = past_in(given, kPastK, sizes, depth), past_v = past_in(given, kPastV, sizes, width);
     const std::vector<int64_t> shape =
         heads_apart ? std::vector{batch, heads_, queries, width} : std::vector{batch, queries, heads_ * width};
     float* const results = result(run, shape, 0);
     const View y = heads_apart ? with_heads(results, heads_, queries, width)
                                : side_by_side(results, 0, queries, heads_ * width, width);
-    const View k = with_heads(result(run, {batch, shared_, keys, depth}, 1), shared_, keys, depth);
-    const View v = with_heads(result(run, {batch, shared_, keys, width}, 2), shared_, keys, width);
+    const Cache k = cache_of(run, sizes, depth, 1), v = cache_of(run, sizes, width, 2);
     run.parallel(static_cast<size_t>(batch * shared_), [&](size_t index) {
       const int64_t item = static_cast<int64_t>(index) / shared_, head = static_cast<int64_t>(index) % shared_;
-      const Rows rows{fresh, before[item], keys};
-      append(past_k, fresh_k, k, {item, head}, rows, depth, angles);
-      append(past_v, fresh_v, v, {item, head}, rows, width, {});
+      k.take(past_k, {item, head, before[item], fresh, fresh_k}, angles, target_.vectors);
+      v.take(past_v, {item, head, before[item], fresh, fresh_v}, {}, target_.vectors);
     });
     if (total == 0) std::fill_n(results, batch * heads_ * queries * width, 0.0f);
     if (queries == 0 || total == 0) return;
@@ -130,38 +94,53 @@ class CachedAttentionKernel {
       if (window_ > 0) size.window = window_;
       size.cap = cap_;
       const View turned = turned_queries(q, {item, head}, seen, size, angles);
-      attend_head(size, {.q = turned.data,
-                         .k = k.at(item, of),
-                         .v = v.at(item, of),
-                         .mask = mask.data == nullptr ? nullptr : mask.at(item, head),
-                         .y = y.at(item, head),
-                         .q_step = turned.row,
-                         .k_step = depth,
-                         .v_step = width,
-                         .mask_step = mask.row,
-                         .y_step = y.row,
-                         .mask_repeats = false,
-                         .sink = given[kSinks] ? given[kSinks].as<float>()[head] : sink_});
+      const Head one{.q = turned.data,
+                     .k = rounded_ ? nullptr : k.floats_of(item, of),
+                     .v = rounded_ ? nullptr : v.floats_of(item, of),
+                     .mask = mask.data == nullptr ? nullptr : mask.at(item, head),
+                     .y = y.at(item, head),
+                     .q_step = turned.row,
+                     .k_step = depth,
+                     .v_step = width,
+                     .mask_step = mask.row,
+                     .y_step = y.row,
+                     .mask_repeats = false,
+                     .sink = given[kSinks] ? given[kSinks].as<float>()[head] : sink_,
+                     .k_cache = rounded_ ? k.cached(item, of) : Cached{},
+                     .v_cache = rounded_ ? v.cached(item, of) : Cached{}};
+      for_each_part(queries, std::max(window_, kTogether), [&](int64_t first, int64_t count) {
+        const int64_t hidden = size.hidden_before(first);
+        const HeadPart part{first, count, hidden, size.seen_by(first + count - 1) - hidden};
+        attend(target_, size, one, part);
+      });
     });
   }
 
  private:
-  enum Input : size_t { kQ, kK, kV, kMask, kPastK, kPastV, kLengths, kTotal, kCos, kSin, kSinks, kInputs };
+  enum Input : size_t { kQ, kK, kV, kMask, kPastK, kPastV, kLengths, kTotal, kCos, kSin, kSinks, kStepsK, kStepsV, kInputs };
   static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
 
   struct Place {
     int64_t item, head;
   };
 
-  // Rows of a head: those of this run, those before them, and all in the memory of the result.
-  struct Rows {
-    int64_t fresh, before, keys;
-  };
-
   using Given = std::array<ort::Tensor, kInputs>;
 
   static float* result(const ort::Run& run, const std::vector<int64_t>& shape, size_t index) {
     return reinterpret_cast<float*>(run.output(shape, index));
+  }
+
+  // Returns the memory of a result; the steps of its rows are a result two places behind it.
+  Cache cache_of(const ort::Run& run, const Sizes& sizes, int64_t columns, size_t index) const {
+    Cache made{.heads = shared_, .rows = sizes.keys, .columns = columns};
+    uint8_t* const values = run.output({sizes.batch, shared_, sizes.keys, columns}, index);
+    if (!rounded_) {
+      made.floats = reinterpret_cast<float*>(values);
+      return made;
+    }
+    made.bytes = values;
+    made.steps = result(run, {sizes.batch, shared_, sizes.keys, 1}, index + 2);
+    return made;
   }
 
   static float* floats(const ort::Tensor& tensor) { return static_cast<float*>(tensor.data); }
@@ -244,8 +223,18 @@ class CachedAttentionKernel {
     return side_by_side(floats(from), first, sizes.fresh, from.shape[2], sizes.width);
   }
 
-  View past_in(const ort::Tensor& past, const Sizes& sizes, int64_t columns) const {
-    return past ? with_heads(floats(past), shared_, sizes.room, columns) : View{};
+  Cache past_in(const Given& given, Input index, const Sizes& sizes, int64_t columns) const {
+    const ort::Tensor &past = given[index], &steps = given[index == kPastK ? kStepsK : kStepsV];
+    Cache made{.heads = shared_, .rows = sizes.room, .columns = columns};
+    if (rounded_ && past) {
+      const std::vector<int64_t> shape{sizes.batch, shared_, sizes.room, 1};
+      require(steps && steps.shape == shape, "each row of the past must have a step");
+      made.bytes = static_cast<uint8_t*>(past.data);
+      made.steps = floats(steps);
+    } else if (past) {
+      made.floats = floats(past);
+    }
+    return made;
   }
 
   View mask_in(const ort::Tensor& mask, const Sizes& sizes) const {
@@ -270,39 +259,19 @@ class CachedAttentionKernel {
     return {cos.as<float>(), sin.as<float>(), cos.shape[1], interleaved_};
   }
 
-  // Computes a head, with a window in parts.
-  void attend_head(const AttentionSize& size, const Head& head) const {
-    for_each_part(size.queries, std::max(size.window, kTogether), [&](int64_t first, int64_t queries) {
-      const int64_t hidden = size.hidden_before(first);
-      attend(target_, size, head, {first, queries, hidden, size.seen_by(first + queries - 1) - hidden});
-    });
-  }
-
-  // Writes the rows of earlier runs and behind them the new ones, turned, to a head of a result.
-  static void append(const View& past, const View& fresh, const View& all, const Place& place, const Rows& rows, int64_t columns,
-                     const Angles& angles) {
-    float* const to = all.at(place.item, place.head);
-    const bool same = past.data == all.data;
-    if (past.data != nullptr && !same) std::copy_n(past.at(place.item, place.head), rows.before * columns, to);
-    for (int64_t row = 0; row < rows.fresh; ++row)
-      angles.turn(fresh.at(place.item, place.head) + row * fresh.row, rows.before + row, columns,
-                  to + (rows.before + row) * columns);
-    const int64_t last = rows.before + rows.fresh;
-    if (!same) std::fill(to + last * columns, to + rows.keys * columns, 0.0f);
-  }
-
   // Returns the rows of a head of q, turned if there are angles.
   static View turned_queries(const View& q, const Place& place, int64_t before, const AttentionSize& size, const Angles& angles) {
     float* const from = q.at(place.item, place.head);
     if (angles.count == 0) return {from, 0, 0, q.row};
     thread_local Scratch scratch;  // its memory grows to the largest head
-    float* const to = reinterpret_cast<float*>(scratch.bytes(size.queries * size.depth * static_cast<int64_t>(sizeof(float))));
+    float* const to = scratch.floats(size.queries * size.depth);
     for (int64_t row = 0; row < size.queries; ++row)
       angles.turn(from + row * q.row, before + row, size.depth, to + row * size.depth);
     return {to, 0, 0, size.depth};
   }
 
   const Target& target_;
+  bool rounded_;
   size_t count_;  // of the node's inputs
   int64_t heads_, shared_;  // of q, and of k and v
   float scale_;
@@ -311,13 +280,27 @@ class CachedAttentionKernel {
   float cap_, sink_;
 };
 
+struct WithFloats : CachedAttentionKernel {
+  explicit WithFloats(const ort::Node& node) : CachedAttentionKernel(node, false) {}
+};
+
+struct WithBytes : CachedAttentionKernel {
+  explicit WithBytes(const ort::Node& node) : CachedAttentionKernel(node, true) {}
+};
+
 }  // namespace
 
 std::vector<ort::CustomOp*> cached_attention_operators() {
   using enum ort::ElementType;
-  return named<CachedAttentionKernel>(
+  const std::vector<ort::CustomOp*> plain = named<WithFloats>(
       "CachedAttention", {kFloat, kFloat, kFloat, kFloat, kFloat, kFloat, kInt32, kInt32, kFloat, kFloat, kFloat}, 1,
-      kFloat, 3);
+      {kFloat, kFloat, kFloat});
+  std::vector<ort::CustomOp*> made = named<WithBytes>(
+      "QuantizedCacheAttention",
+      {kFloat, kFloat, kFloat, kFloat, kUint8, kUint8, kInt32, kInt32, kFloat, kFloat, kFloat, kFloat, kFloat}, 1,
+      {kFloat, kUint8, kUint8, kFloat, kFloat});
+  made.insert(made.end(), plain.begin(), plain.end());
+  return made;
 }
 
 }  // namespace requant

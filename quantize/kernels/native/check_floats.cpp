@@ -175,6 +175,22 @@ bool few_queries_are_right(const AttentionSize& size, const Head& head) {
   return true;
 }
 
+// Rounds rows of floats, `step` apart, to the bytes and steps of a cache, and replaces them by what these stand for. Returns
+// whether they are right.
+bool cache(const Target& target, float* rows, int64_t count, int64_t columns, int64_t step, uint8_t* bytes, float* steps) {
+  bool right = true;
+  for (int64_t row = 0; row < count; ++row, rows += step, bytes += columns) {
+    steps[row] = target.vectors.round_row(rows, columns, bytes);
+    const auto [expected, size] = evenly(rows, columns, 1);
+    right &= static_cast<double>(steps[row]) == size;
+    for (int64_t i = 0; i < columns; ++i) {
+      right &= bytes[i] == expected[i] + kCacheZero;
+      rows[i] = steps[row] * static_cast<float>(bytes[i] - kCacheZero);
+    }
+  }
+  return right;
+}
+
 // Returns whether an instruction set computes attention. Only a share near a half may be rounded to another integer.
 bool attentions_are_right(const Target& target, Random& random) {
   AttentionSize size{draw(random, 1, 80), draw(random, 1, 150), draw(random, 1, 70), draw(random, 1, 70), 0.3f, 0, true};
@@ -196,13 +212,26 @@ bool attentions_are_right(const Target& target, Random& random) {
   if (unseen) std::fill(mask.begin(), mask.end(), -INFINITY);
   std::fill_n(q.begin(), draw(random, 0, 1) * size.depth, 0.0f);
   Guarded rows[] = {Guarded(q.size() * 4), Guarded(k.size() * 4), Guarded(v.size() * 4)}, y(size.queries * size.width * 4);
+  Guarded caches[] = {Guarded(size.keys * size.depth), Guarded(size.keys * size.width), Guarded(size.keys * 4),
+                      Guarded(size.keys * 4)};
+  const auto steps = [&](int index) { return reinterpret_cast<float*>(caches[2 + index].data()); };
+  const bool cached = draw(random, 0, 1) == 1;
+  if (cached && !(cache(target, k.data(), size.keys, size.depth, size.depth + gap, caches[0].data(), steps(0)) &&
+                  cache(target, v.data(), size.keys, size.width, size.width + gap, caches[1].data(), steps(1))))
+    return false;
   std::memcpy(rows[0].data(), q.data(), q.size() * 4);
   std::memcpy(rows[1].data(), k.data(), k.size() * 4);
   std::memcpy(rows[2].data(), v.data(), v.size() * 4);
   const auto at = [&](int index) { return reinterpret_cast<const float*>(rows[index].data()); };
   const Head head{at(0), at(1), at(2), masked ? mask.data() : nullptr, reinterpret_cast<float*>(y.data()), size.depth + gap,
                   size.depth + gap, size.width + gap, 0, size.width, false, sink};
-  attend(target, size, head, {0, size.queries, 0, size.keys});
+  Head given = head;
+  if (cached) {
+    given.k = given.v = nullptr;
+    given.k_cache = {caches[0].data(), steps(0)};
+    given.v_cache = {caches[1].data(), steps(1)};
+  }
+  attend(target, size, given, {0, size.queries, 0, size.keys});
   const float* const results = reinterpret_cast<const float*>(y.data());
   if (unseen) return std::all_of(results, results + size.queries * size.width, [](float each) { return each == 0; });
   if (size.queries <= kFewQueries) return few_queries_are_right(size, head);

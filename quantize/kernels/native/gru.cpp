@@ -64,7 +64,8 @@ struct GruOperator : Recurrent {
 
 std::vector<ort::CustomOp*> gru_operators() {
   using enum ort::ElementType;
-  return named<GruOperator>("GRU", {kFloat, kInt8, kFloat, kInt8, kInt8, kFloat, kInt8, kFloat, kInt32, kFloat}, 7, kFloat, 2);
+  return named<GruOperator>(
+      "GRU", {kFloat, kInt8, kFloat, kInt8, kInt8, kFloat, kInt8, kFloat, kInt32, kFloat}, 7, {kFloat, kFloat});
 }
 
 }  // namespace requant

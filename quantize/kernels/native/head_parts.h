@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "aligned.h"
 #include "target.h"
 
 namespace requant {
@@ -16,17 +17,39 @@ struct HeadPart {
 constexpr int64_t kTogether = 128;      // queries of a part, at most
 constexpr float kHiddenBelow = -1e30f;  // a key with such a mask has the share 0, if the query sees another one
 
-// Computes a part of a head.
+// Returns rows of a cache as floats, in memory of `scratch`.
+inline const float* floats_of(const Cached& cached, int64_t rows, int64_t columns, Scratch& scratch) {
+  float* const made = scratch.floats(rows * columns);
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = row * columns; i < (row + 1) * columns; ++i)
+      made[i] = cached.steps[row] * static_cast<float>(cached.bytes[i] - kCacheZero);
+  return made;
+}
+
+// Computes a part of a head. More than a few queries pay for keys and values of a cache as floats.
 inline void attend(const Target& target, AttentionSize size, Head head, const HeadPart& part) {
   head.q += part.first * head.q_step;
-  head.k += part.hidden * head.k_step;
-  head.v += part.hidden * head.v_step;
   head.y += part.first * head.y_step;
   if (head.mask != nullptr) head.mask += part.first * head.mask_step + (head.mask_repeats ? 0 : part.hidden);
   size.queries = part.queries;
   size.keys = part.keys;
   size.first_seen += part.first - part.hidden;
-  size.queries <= kFewQueries ? target.vectors.attend_few(size, head) : target.attend(target.vectors, size, head);
+  if (head.k != nullptr) {
+    head.k += part.hidden * head.k_step;
+    head.v += part.hidden * head.v_step;
+  } else {
+    head.k_cache = head.k_cache.behind(part.hidden, size.depth);
+    head.v_cache = head.v_cache.behind(part.hidden, size.width);
+  }
+  if (size.queries <= kFewQueries) return target.vectors.attend_few(size, head);
+  if (head.k == nullptr) {
+    thread_local Scratch scratch[2];
+    head.k = floats_of(head.k_cache, size.keys, size.depth, scratch[0]);
+    head.v = floats_of(head.v_cache, size.keys, size.width, scratch[1]);
+    head.k_step = size.depth;
+    head.v_step = size.width;
+  }
+  target.attend(target.vectors, size, head);
 }
 
 // Calls `work` with the first query of each part, and the number of its queries: at most `most`, and about the same for all.

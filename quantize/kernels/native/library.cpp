@@ -10,6 +10,15 @@ namespace requant {
 
 std::atomic<const void* const*> ort::api = nullptr;
 
+ort::Status* guarded(FunctionRef<void()> work) {
+  try {
+    work();
+    return nullptr;
+  } catch (const std::exception& error) {
+    return ort::status(ort::kInvalidArgument, error.what());
+  }
+}
+
 namespace {
 
 // Returns the operators, each under all its names.

@@ -50,7 +50,7 @@ class MatMulKernel : public MatrixRun {
 
 std::vector<ort::CustomOp*> matmul_operators() {
   using enum ort::ElementType;
-  return named<MatMulKernel>("MatMul", {kFloat, kInt8, kFloat, kInt8, kFloat, kFloat}, 4, kFloat);
+  return named<MatMulKernel>("MatMul", {kFloat, kInt8, kFloat, kInt8, kFloat, kFloat}, 4, {kFloat});
 }
 
 }  // namespace requant

@@ -56,7 +56,7 @@ class MatMulNBitsKernel : public MatrixRun {
 
 std::vector<ort::CustomOp*> matmul_nbits_operators() {
   using enum ort::ElementType;
-  return named<MatMulNBitsKernel>("MatMulNBits", {kFloat, kUint8, kFloat, kFloat, kFloat}, 3, kFloat);
+  return named<MatMulNBitsKernel>("MatMulNBits", {kFloat, kUint8, kFloat, kFloat, kFloat}, 3, {kFloat});
 }
 
 }  // namespace requant

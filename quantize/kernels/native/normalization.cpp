@@ -47,7 +47,7 @@ class NormalizationKernel {
 
 std::vector<ort::CustomOp*> normalization_operators() {
   using enum ort::ElementType;
-  return named<NormalizationKernel>("Normalization", {kFloat, kFloat, kFloat}, 2, kFloat);
+  return named<NormalizationKernel>("Normalization", {kFloat, kFloat, kFloat}, 2, {kFloat});
 }
 
 }  // namespace requant

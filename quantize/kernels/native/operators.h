@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "function_ref.h"
 #include "ort.h"
 
 namespace requant {
@@ -67,15 +68,7 @@ inline int count_of_names(const std::string& operation) {
 }
 
 // Does some work; no exception may pass through the runtime, so that one becomes a status.
-template <class Work>
-ort::Status* guarded(const Work& work) {
-  try {
-    work();
-    return nullptr;
-  } catch (const std::exception& error) {
-    return ort::status(ort::kInvalidArgument, error.what());
-  }
-}
+ort::Status* guarded(FunctionRef<void()> work);
 
 // Returns the name of an element type.
 inline const char* name_of(ort::ElementType type) {
@@ -99,21 +92,20 @@ constexpr int kVersion = 2;
 //
 //   name: its name
 //   inputs: the element types; those from `required` on may be omitted. Further inputs are constants of the body.
-//   output: the element type of the results
-//   outputs: the number of results
+//   outputs: the element types of the results
 //
 // The runtime is told the first input alone, and that more follow: each session copies what it knows of each input of each
 // name several times, and this takes most of the time of a small session. `check` looks at the other inputs.
 class Signature : public ort::CustomOp {
  public:
-  Signature(std::string name, std::vector<ort::ElementType> inputs, size_t required, ort::ElementType output, size_t outputs)
-      : name_(std::move(name)), inputs_(std::move(inputs)), required_(required), output_(output), outputs_(outputs) {
+  Signature(std::string name, std::vector<ort::ElementType> inputs, size_t required, std::vector<ort::ElementType> outputs)
+      : name_(std::move(name)), inputs_(std::move(inputs)), required_(required), outputs_(std::move(outputs)) {
     CustomOp::name = [](const CustomOp* op) { return of(op).name_.c_str(); };
     provider = [](const CustomOp*) { return "CPUExecutionProvider"; };
     input_type = [](const CustomOp* op, size_t index) { return index == 0 ? of(op).inputs_[0] : ort::kAny; };
     input_count = [](const CustomOp*) { return size_t{2}; };
-    output_type = [](const CustomOp* op, size_t) { return of(op).output_; };
-    output_count = [](const CustomOp* op) { return of(op).outputs_; };
+    output_type = [](const CustomOp* op, size_t index) { return of(op).outputs_[index]; };
+    output_count = [](const CustomOp* op) { return of(op).outputs_.size(); };
     input_characteristic = [](const CustomOp*, size_t index) -> int { return index == 0 ? ort::kRequired : ort::kVariadic; };
     output_characteristic = [](const CustomOp*, size_t) { return 0; };
     input_memory = [](const CustomOp*, size_t) { return 0; };
@@ -137,8 +129,7 @@ class Signature : public ort::CustomOp {
   std::string name_;
   std::vector<ort::ElementType> inputs_;
   size_t required_;
-  ort::ElementType output_;
-  size_t outputs_;
+  std::vector<ort::ElementType> outputs_;
 };
 
 // Completes an operator whose kernel is a class with a constructor from a Node and run(Run).
@@ -159,11 +150,11 @@ void complete(ort::CustomOp& op) {
 
 // Returns an operator under all its names, each completed by `finish`. They live as long as the library.
 inline std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs, size_t required,
-                                         ort::ElementType output, size_t outputs, void (*finish)(ort::CustomOp&)) {
+                                         const std::vector<ort::ElementType>& outputs, void (*finish)(ort::CustomOp&)) {
   std::vector<ort::CustomOp*> made;
   for (int i = 1; i <= count_of_names(name); ++i) {
     const std::string whole = i == 1 ? name : std::string(name) + "_" + std::to_string(i);
-    made.push_back(new Signature(whole, inputs, required, output, outputs));
+    made.push_back(new Signature(whole, inputs, required, outputs));
     finish(*made.back());
   }
   return made;
@@ -171,8 +162,8 @@ inline std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort
 
 template <class Kernel>
 std::vector<ort::CustomOp*> named(const char* name, const std::vector<ort::ElementType>& inputs, size_t required,
-                                  ort::ElementType output = ort::kUint8, size_t outputs = 1) {
-  return named(name, inputs, required, output, outputs, complete<Kernel>);
+                                  const std::vector<ort::ElementType>& outputs = {ort::kUint8}) {
+  return named(name, inputs, required, outputs, complete<Kernel>);
 }
 
 }  // namespace requant

@@ -143,7 +143,7 @@ class RotaryKernel {
 
 std::vector<ort::CustomOp*> rotary_operators() {
   using enum ort::ElementType;
-  return named<RotaryKernel>("RotaryEmbedding", {kFloat, kFloat, kFloat}, 3, kFloat);
+  return named<RotaryKernel>("RotaryEmbedding", {kFloat, kFloat, kFloat}, 3, {kFloat});
 }
 
 }  // namespace requant

@@ -67,7 +67,7 @@ inline void round_values(const float* x, int64_t count, float inverse, int zero,
 
 // Rounds a row of `count` floats as `Matrix` says. A row that is all 0, or whose step is no normal number, has the step 0. A row
 // with an infinity or NaN has the step NaN.
-inline Rounding round_row(const float* x, int64_t count, uint8_t* to) {
+__attribute__((noinline)) inline Rounding round_row(const float* x, int64_t count, uint8_t* to) {
   const Range range = range_of(x, count);
   const float step = range.finite ? range.most / 255 - range.least / 255 : NAN;
   if (!(step >= FLT_MIN)) {
@@ -93,7 +93,7 @@ inline Even even_of(const Range& range) {
 }
 
 // Rounds a row evenly, writes the integers plus 128, and returns the step.
-inline float round_row_evenly(const float* x, int64_t count, uint8_t* to) {
+__attribute__((noinline)) inline float round_row_evenly(const float* x, int64_t count, uint8_t* to) {
   const Even even = even_of(range_of(x, count));
   if (even.inverse > 0) {
     round_values(x, count, even.inverse, 128, to);

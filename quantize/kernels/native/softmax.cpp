@@ -86,12 +86,12 @@ class DequantizeSoftmaxKernel {
 }  // namespace
 
 std::vector<ort::CustomOp*> softmax_operators() {
-  return named<SoftmaxKernel>("Softmax", {ort::kFloat}, 1, ort::kFloat);
+  return named<SoftmaxKernel>("Softmax", {ort::kFloat}, 1, {ort::kFloat});
 }
 
 std::vector<ort::CustomOp*> dequantize_softmax_operators() {
   using enum ort::ElementType;
-  return named<DequantizeSoftmaxKernel>("DequantizeSoftmax", {kUint8, kFloat, kUint8}, 3, kFloat);
+  return named<DequantizeSoftmaxKernel>("DequantizeSoftmax", {kUint8, kFloat, kUint8}, 3, {kFloat});
 }
 
 }  // namespace requant

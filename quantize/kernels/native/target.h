@@ -188,6 +188,16 @@ struct AttentionSize {
   int64_t hidden_before(int64_t query) const { return std::max<int64_t>(0, first_seen + query - window); }
 };
 
+// Rows of a cache of keys or values, behind each other: each value is steps[row] * (byte - kCacheZero).
+struct Cached {
+  const uint8_t* bytes;
+  const float* steps;
+
+  Cached behind(int64_t rows, int64_t columns) const { return {bytes + rows * columns, steps + rows}; }
+};
+
+constexpr int kCacheZero = 128;
+
 // One head; `step` is the number of floats from one row to the next. The mask is added to the scores, and may be null.
 //
 // A row of q is rounded as in a Matrix, a row of k and a column of v to integers from -127 to 127. A row of the softmax becomes
@@ -200,6 +210,7 @@ struct Head {
   int64_t q_step, k_step, v_step, mask_step, y_step;
   bool mask_repeats;       // whether a row of the mask has one value for all keys
   float sink = -INFINITY;  // a score of each row beside those of the keys: its share goes to no value
+  Cached k_cache = {}, v_cache = {};  // k and v, where these are null; only for few queries
 };
 
 // How a row x becomes y = (x - mean) / sqrt(variance + epsilon) * scale + bias; for an RMS norm the mean counts as 0.
@@ -311,6 +322,9 @@ struct VectorKernels {
   void (*bend_lines)(const BentLines& lines, const uint8_t* from, uint8_t* to, size_t count);
   // Computes a head with at most kFewQueries queries.
   void (*attend_few)(const AttentionSize& size, const Head& head);
+  // Rounds a row of a cache to integers from -127 to 127, writes them plus kCacheZero, and returns the step: the greatest
+  // absolute value / 127, 0 if that is no normal number, and NaN for a row that is not finite.
+  float (*round_row)(const float* x, int64_t count, uint8_t* to);
   // Caps the scores of a query, adds the mask, hides the keys that the query does not see, and returns the greatest score; NaN if
   // one of them is NaN or infinite, except -infinity beside others. Scores from `count` on become -infinity, until the last
   // vector of bytes is whole. Returns -infinity if no key is left and the result is 0 then.

@@ -29,7 +29,7 @@ std::unique_ptr<MatrixKernel> block_matrix(const BlockMatrix& made) { return std
 }  // namespace amx
 
 constinit const Target target_amx = {
-    "amx", cpu::has_amx, amx::convolution, amx::matrix, amx::block_matrix, amx::attend<amx::InTiles>,
-    vectors_avx512};
+    "amx", cpu::has_amx, amx::convolution, amx::matrix, amx::block_matrix,
+    amx::attend<amx::InTiles>, vectors_avx512};
 
 }  // namespace requant

@@ -15,7 +15,7 @@ extern const Target target_avxvnni;
 
 // VNNI multiplies bytes, and nothing else: the rest is that of avx2.
 constinit const Target target_avxvnni = {
-    "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::matrix, avxvnni::block_matrix, avxvnni::attend<avxvnni::InVectors>,
-    vectors_avx2};
+    "avxvnni", cpu::has_avxvnni, avxvnni::convolution, avxvnni::matrix, avxvnni::block_matrix,
+    avxvnni::attend<avxvnni::InVectors>, vectors_avx2};
 
 }  // namespace requant

@@ -14,11 +14,12 @@ extern const VectorKernels vectors_dotprod;
 constinit const VectorKernels vectors_dotprod = {
     dotprod::normalize, dotprod::reset_state, dotprod::next_state, dotprod::next_cell, dotprod::look_up,
     dotprod::combine, dotprod::mean_windows, dotprod::max_windows, dotprod::quantize_pixels, dotprod::interpolate,
-    dotprod::softmax, dotprod::softmax_of_bytes, dotprod::bend_lines, dotprod::attend_few, dotprod::greatest_seen};
+    dotprod::softmax, dotprod::softmax_of_bytes, dotprod::bend_lines, dotprod::attend_few, dotprod::round_row_evenly,
+    dotprod::greatest_seen};
 
 extern const Target target_dotprod;
 constinit const Target target_dotprod = {
-    "dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::matrix, dotprod::block_matrix, dotprod::attend<dotprod::InVectors>,
-    vectors_dotprod};
+    "dotprod", cpu::has_dotprod, dotprod::convolution, dotprod::matrix, dotprod::block_matrix,
+    dotprod::attend<dotprod::InVectors>, vectors_dotprod};
 
 }  // namespace requant

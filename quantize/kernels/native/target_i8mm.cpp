@@ -15,7 +15,7 @@ extern const Target target_i8mm;
 
 // i8mm multiplies bytes, and nothing else: the rest is that of dotprod.
 constinit const Target target_i8mm = {
-    "i8mm", cpu::has_i8mm, i8mm::convolution, i8mm::matrix, i8mm::block_matrix, i8mm::attend<i8mm::InVectors>,
-    vectors_dotprod};
+    "i8mm", cpu::has_i8mm, i8mm::convolution, i8mm::matrix, i8mm::block_matrix,
+    i8mm::attend<i8mm::InVectors>, vectors_dotprod};
 
 }  // namespace requant
