@@ -3,6 +3,7 @@
     python -m benchmarks.decoder
     python -m benchmarks.decoder --layers 8 --forms dynamic,block-8-128 --threads 2
     python -m benchmarks.decoder --fused --forms dynamic,native     # as ONNX Runtime's model builder writes decoders
+    python -m benchmarks.decoder --fused --forms native,native-cache --past 4000    # keys and values in bytes
     python -m benchmarks.decoder --forms native,native-4-32,openvino,openvino-4-32 --peers-python OTHER/bin/python
 
 The model is a stack of some of the 24 layers of a llama of 1.1 billion weights (hidden 2048, 32 heads for 8 of keys and
@@ -49,6 +50,7 @@ class Form:
         bits: Bits of a weight in blocks.
         size: Weights in a block; 0 for other forms.
         native: Whether products and attention are native operators.
+        cache: Whether keys and values of earlier tokens are bytes.
         runtime: A key of `measurements.LOADERS`. In OpenVINO a form without a strategy is the float model.
     """
 
@@ -56,6 +58,7 @@ class Form:
     bits: int = 8
     size: int = 0
     native: bool = False
+    cache: bool = False
     runtime: str = "onnxruntime"
 
 
@@ -63,6 +66,7 @@ FORMS: Mapping[str, Form] = {
     "static-float": Form("static-float"),
     "dynamic": Form("dynamic"),
     "native": Form("auto", native=True),
+    "native-cache": Form("auto", native=True, cache=True),
     "native-8-32": Form("block", 8, 32, native=True),
     "native-8-128": Form("block", 8, 128, native=True),
     "native-4-32": Form("block", 4, 32, native=True),
@@ -75,7 +79,7 @@ FORMS: Mapping[str, Form] = {
     "openvino-4-32": Form("compressed", 4, 32, runtime="openvino"),
     "openvino-4-128": Form("compressed", 4, 128, runtime="openvino"),
 }
-OWN = tuple(name for name, form in FORMS.items() if form.runtime == "onnxruntime")
+OWN = tuple(name for name, form in FORMS.items() if form.runtime == "onnxruntime" and not form.cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,28 @@ def feed(setting: Setting, tokens: int, past: int, seed: int) -> dict[str, Any]:
     return {"input_ids": random.integers(VOCABULARY, size=(1, tokens)), **mask, **pasts}
 
 
+def in_bytes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a feed with the keys and values of earlier tokens in bytes, as the transform `quantize_caches` has them."""
+    made = {name: array for name, array in given.items() if not name.startswith("past")}
+    for name in given.keys() - made.keys():
+        scale = np.abs(given[name]).max(axis=-1, keepdims=True) / 127
+        made[name] = (np.rint(given[name] / scale) + 128).astype(np.uint8)
+        made[f"{name}_scale"] = scale.astype(np.float32)
+    return made
+
+
+def write_with_bytes(model: Path, made: Path) -> None:
+    """Write a model with its caches in bytes."""
+    import onnx_ir as ir
+
+    from requant.transforms import REGISTRY
+
+    source = ir.load(model)
+    if not REGISTRY["quantize_caches"](source).applied:
+        raise click.ClickException("only a decoder of ONNX Runtime's operators has a cache in bytes: add --fused")
+    ir.save(source, made, external_data=f"{made.name}.data")
+
+
 def native_plan(model: str, path: str, product: str) -> Path:
     """Write a plan in which products by constants have a form, and attention is a native operator; return its path."""
     import onnx_ir as ir
@@ -177,8 +203,12 @@ def made(folder: Path, setting: Setting) -> dict[str, Path]:
     """Write the stack in float and in each form, each in a folder of its own; return the paths by name."""
     models = {"float": place(folder, "float")}
     write(models["float"], setting.layers, fused=setting.fused)
-    feeds = folder / "feeds.npz"
-    save_feeds(str(feeds), [feed(setting, SHORT, 0, 0)])
+    sources = {False: (models["float"], folder / "feeds.npz"), True: (folder / "bytes.onnx", folder / "bytes.npz")}
+    short = feed(setting, SHORT, 0, 0)
+    for cache, given in ((False, short), (True, in_bytes(short))):
+        save_feeds(str(sources[cache][1]), [given])
+    if any(FORMS[name].cache for name in setting.forms):
+        write_with_bytes(models["float"], sources[True][0])
     for name in setting.forms:
         form = FORMS[name]
         if not form.strategy:
@@ -192,7 +222,7 @@ def made(folder: Path, setting: Setting) -> dict[str, Path]:
         else:
             models[name] = place(folder, name)
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is released
-                pool.submit(quantize, str(models["float"]), str(feeds), str(models[name]), form).result()
+                pool.submit(quantize, *map(str, sources[form.cache]), str(models[name]), form).result()
     return models
 
 
@@ -215,18 +245,27 @@ def called(function: str, **arguments: Any) -> dict[str, Any]:
         raise click.ClickException(str(error)) from error
 
 
-def timed(models: Mapping[str, Path], feeds: Path, setting: Setting) -> dict[str, float]:
-    """Return the least milliseconds of each model on a feed.
+def timed(models: Mapping[str, Path], given: Mapping[str, Any], folder: Path, setting: Setting) -> dict[str, float]:
+    """Return the least milliseconds of each model on a feed, which is written to a folder.
 
     Raises:
         click.ClickException: A model does not run.
     """
+    feeds, bytes_of = (str(folder / name) for name in ("feed.npz", "feed_bytes.npz"))
+    save_feeds(feeds, [given])
+    save_feeds(bytes_of, [in_bytes(given)])
+    forms = {name: FORMS.get(name, Form("")) for name in models}
     cases = [
-        {"name": name, "model": str(path), "runtime": FORMS[name].runtime if name in FORMS else "onnxruntime"}
-        for name, path in models.items()
+        {
+            "name": name,
+            "model": str(models[name]),
+            "runtime": form.runtime,
+            **({"feeds": bytes_of} if form.cache else {}),
+        }
+        for name, form in forms.items()
     ]
     threads = setting.threads
-    found = called("timed", cases=cases, feeds=str(feeds), threads=threads, seconds=setting.seconds, cpu=threads == 1)
+    found = called("timed", cases=cases, feeds=feeds, threads=threads, seconds=setting.seconds, cpu=threads == 1)
     failed = next((f"{name}: {row['error']}" for name, row in found.items() if "error" in row), "")
     if failed:
         raise click.ClickException(failed)
@@ -251,9 +290,8 @@ def main(as_json: bool, forms: str, **given: Any) -> None:
         models = made(folder, setting)
         rows: dict[str, dict[str, float]] = {name: {"mb": megabytes(path)} for name, path in models.items()}
         for tokens, before in ((1, setting.past), (setting.prompt, 0)):
-            one = folder / "feed.npz"
-            save_feeds(str(one), [feed(setting, tokens, before, 99)])
-            for name, ms in timed(models, one, setting).items():
+            given = feed(setting, tokens, before, 99)
+            for name, ms in timed(models, given, folder, setting).items():
                 rate = tokens * 1e3 / ms * setting.layers / LAYERS
                 rows[name] |= {f"{tokens} ms": ms, f"{tokens} tokens/s": rate}
     if as_json:

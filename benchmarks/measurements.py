@@ -216,7 +216,8 @@ def timed(
     """Time models on the first feeds in turn, in this process.
 
     Args:
-        cases: ``name``, ``model`` and ``runtime`` of each model; the first is the float model.
+        cases: ``name``, ``model`` and ``runtime`` of each model; the first is the float model. ``feeds`` of a model with
+            other inputs is a file of its own feeds.
         feeds: A file of feeds.
         threads: Threads inside one operator.
         seconds: The total time of the measurement.
@@ -225,15 +226,16 @@ def timed(
 
     Returns:
         For each name ``ms`` (minimum), ``median_ms``, ``runs`` and ``sqnr_db`` (of the worst output for the first feed,
-        compared with the first model; None if equal), or ``error``.
+        compared with the first model; None if equal), or ``error``. Of a model with feeds of its own, the first output
+        counts.
     """
     from requant.quantize.runtime.clock import interleave
 
     given = load_feeds(feeds)[:count]
     results: dict[str, Any] = {case["name"]: {} for case in cases}
-    for feed in given:
+    for index, feed in enumerate(given):
         good = [case for case in cases if "error" not in results[case["name"]]]
-        runs = _loaded(good, feed, threads, results)
+        runs = _loaded(good, index, feed, threads, results)
         found = interleave(list(runs.values()), seconds=seconds / len(given), threads=1 if cpu else 0)
         for name, times in zip(runs, found, strict=True):
             more = {"ms": 1e3 * times.least, "median_ms": 1e3 * times.median, "runs": len(times.seconds)}
@@ -243,17 +245,19 @@ def timed(
 
 
 def _loaded(
-    cases: Sequence[Mapping[str, str]], feed: dict[str, Any], threads: int, results: dict[str, Any]
+    cases: Sequence[Mapping[str, str]], index: int, feed: dict[str, Any], threads: int, results: dict[str, Any]
 ) -> dict[str, Callable[[], list[Any]]]:
-    """Return a function that runs each model; `results` gets the SQNR at the first feed, or the error."""
+    """Return a function that runs each model on the feed with an index; `results` gets the SQNR, or the error."""
     runs: dict[str, Callable[[], list[Any]]] = {}
     expected: list[Any] | None = None
     for case in cases:
         try:
-            run = LOADERS[case["runtime"]](case["model"], feed, threads)
+            own = load_feeds(case["feeds"])[index] if "feeds" in case else feed
+            run = LOADERS[case["runtime"]](case["model"], own, threads)
             outputs = run()
             expected = outputs if expected is None else expected
-            results[case["name"]].setdefault("sqnr_db", worst_sqnr(expected, outputs))
+            count = 1 if "feeds" in case else None
+            results[case["name"]].setdefault("sqnr_db", worst_sqnr(expected[:count], outputs[:count]))
         except Exception as error:  # noqa: BLE001 - the error is a result of the measurement
             results[case["name"]]["error"] = one_line(error)
             continue

@@ -35,6 +35,17 @@ def test_forms_are_timed_at_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["forms"]["block-8-32"]["mb"] < found["forms"]["float"]["mb"]
 
 
+@pytest.mark.slow
+@needs_library
+def test_a_cache_in_bytes_is_timed_beside_one_of_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in {"WIDTH": 64, "HEADS": 4, "GROUPS": 2, "INNER": 128}.items():
+        monkeypatch.setattr(decoder, name, size)
+    arguments = ["--fused", "--layers", "1", "--forms", "native,native-cache", "--past", "4", "--prompt", "8"]
+    done = CliRunner().invoke(decoder.main, [*arguments, "--seconds", "0.2", "--json"])
+    assert done.exit_code == 0, done.output
+    assert list(json.loads(done.stdout)["forms"]) == ["float", "native", "native-cache"]
+
+
 def test_unknown_forms_are_refused() -> None:
     done = CliRunner().invoke(decoder.main, ["--forms", "block-2-32"])
     assert done.exit_code == 2

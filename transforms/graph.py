@@ -103,19 +103,20 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
-def take_place(old: ir.Node, new: ir.Node) -> None:
+def take_place(old: ir.Node, new: ir.Node, count: int | None = None) -> None:
     """Remove `old` and insert `new` in its place. The outputs of `new` get the readers, names, types and shapes.
 
-    When `new` has fewer outputs, nothing may read the other outputs of `old`.
+    When `new` has fewer outputs, or only the first `count` are the same, nothing may read the other outputs of `old`.
     """
     graph = graph_of(old)
     graph.insert_after(old, [new])
+    pairs = [*zip(old.outputs, new.outputs[:count], strict=False)]
     names = [result.name for result in old.outputs]
-    for result, output in zip(old.outputs, new.outputs, strict=False):
+    for result, output in pairs:
         output.type, output.shape = result.type, result.shape
         replace(result, output)
     remove(old)
-    for name, output in zip(names, new.outputs, strict=False):
+    for name, (_, output) in zip(names, pairs, strict=False):
         output.name = name
 
 

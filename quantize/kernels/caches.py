@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -11,8 +12,12 @@ from ...transforms.cached_attention import CACHED, INTEGERS, TENSORS, CachedAtte
 from ...transforms.graph import nodes_by_name
 from ...transforms.ops import GROUP_QUERY, OPS
 from ...transforms.plan import Unit
+from ...transforms.quantize_caches import find_bytes, find_floats
 from .calls import Call
 from .wrap import put_calls
+
+WITH_BYTES, PASTS = "QuantizedCacheAttention", ("past_key", "past_value")
+"""The operator whose cache is bytes, and the inputs that are the cache."""
 
 
 def wrap_caches(model: ir.Model, units: Iterable[Unit]) -> int:
@@ -38,7 +43,10 @@ def wrap_caches(model: ir.Model, units: Iterable[Unit]) -> int:
 
 
 def cached_call(name: str, found: CachedAttention, body: Sequence[ir.Node]) -> Call:
-    """Return the call of the operator in place of some nodes; the last one has the results."""
+    """Return the call of the operator in place of some nodes; the last one has the results.
+
+    If the cache is bytes (`quantize_caches`), the operator reads and writes these.
+    """
     inputs = found.inputs
     values: dict[str, int | float] = {
         "heads": found.heads,
@@ -51,7 +59,7 @@ def cached_call(name: str, found: CachedAttention, body: Sequence[ir.Node]) -> C
         **({"cap": found.cap} if found.cap else {}),
         **({"smooth": 1} if found.smooth else {}),
     }
-    return Call(
+    call = Call(
         OPS[GROUP_QUERY].native,
         name,
         TENSORS,
@@ -61,4 +69,28 @@ def cached_call(name: str, found: CachedAttention, body: Sequence[ir.Node]) -> C
         sources=[place for place, name in enumerate(TENSORS) if inputs[name] is not None and name not in INTEGERS],
         dtype=ir.DataType.FLOAT,
         results=CACHES,
+    )
+    return _with_bytes(call, found)
+
+
+def _with_bytes(call: Call, found: CachedAttention) -> Call:
+    """Return a call that reads and writes the bytes of a cache; the same call for a cache of floats."""
+    pasts = [find_floats(value) for value in (found.past_key, found.past_value)]
+    presents = [find_bytes(value) for value in call.body[-1].outputs[1:CACHES]]
+    before, after = ([each for each in found if each is not None] for found in (pasts, presents))
+    if len(before) + len(after) < len(pasts) + len(presents):
+        return call
+    inputs = dict(zip(call.names, call.inputs, strict=True))
+    inputs |= {name: each.values for name, each in zip(PASTS, before, strict=True)}
+    inputs |= {f"{name}_scale": each.scale for name, each in zip(PASTS, before, strict=True)}
+    return replace(
+        call,
+        operator=WITH_BYTES,
+        names=[*inputs],
+        inputs=[*inputs.values()],
+        body=[*(node for each in before for node in each.nodes), *call.body],
+        sources=[place for place in call.sources if call.names[place] not in PASTS],
+        results=1,
+        behind=[node for each in after for node in each.nodes],
+        more=[*(each.values for each in after), *(each.scale for each in after)],
     )

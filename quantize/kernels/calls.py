@@ -58,6 +58,8 @@ class Call:
         dtype: The element type of these tensors and of the result.
         made: The element type of the result, if it is another one.
         results: How many outputs of the last node are results.
+        behind: Nodes that read results of the body, and that it replaces too, in order.
+        more: Results of these nodes.
         chain: The function that a Table computes; None for other operators.
     """
 
@@ -76,6 +78,8 @@ class Call:
     dtype: ir.DataType = ir.DataType.UINT8
     made: ir.DataType | None = None
     results: int = 1
+    behind: Sequence[ir.Node] = ()
+    more: Sequence[ir.Value] = ()
     chain: Chain | None = None
 
     @property

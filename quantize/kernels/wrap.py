@@ -20,10 +20,12 @@ from ...transforms.graph import (
     constant,
     graph_of,
     names,
+    remove_if_unread,
     remove_unread,
     take,
     take_place,
 )
+from ...transforms.graph import replace as replace_value
 from ...transforms.plan import Unit
 from .bent_lines import bent_lines_of
 from .calls import BIAS, CONVOLUTION, LINES, PAIR, RESIDUAL, WEIGHTS, Call, Surroundings, X, Y, call_of
@@ -282,14 +284,27 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
             if x not in turned:
                 turned[x] = _in_nhwc(x, shape, old, f"{call.name}/{call.names[index]}/nhwc", writer.taken)
             inputs[index] = turned[x]
-    native = native_node(writer.model.graph, operator, inputs, call.attributes, name=call.name, results=call.results)
+    count = call.results + len(call.more)
+    native = native_node(writer.model.graph, operator, inputs, call.attributes, name=call.name, results=count)
     read = [value.producer() for node in call.body for value in node.inputs if value is not None]
     if call.shapes:
         y = _inserted(old, native, writer.taken, [call.shapes[-1][axis] for axis in TO_NHWC])
         native = _turn(y, TO_NCHW, f"{call.name}/nchw")
-    take_place(old, native)
+    _take_over(call, native.outputs[call.results :])
+    take_place(old, native, call.results)
     remove_unread([*call.body[:-1], *read, *(value.producer() for value in call.tensors)])
     return native.outputs[0]
+
+
+def _take_over(call: Call, results: Sequence[ir.Value]) -> None:
+    """Let results be those of the nodes behind the body, and remove these nodes."""
+    for value, result in zip(call.more, results, strict=True):
+        name = value.name
+        replace_value(value, result)
+        value.name = None
+        result.name = name
+    for node in reversed(call.behind):
+        remove_if_unread(node)
 
 
 def _with_table(model: ir.Model, call: Call) -> Call:
@@ -312,14 +327,15 @@ def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]
     """
     formal = [ir.Value(name=name) for name in call.names]
     known = {value: own for value, own in zip(call.inputs, formal, strict=False) if value is not None}
-    inner = {value for node in call.body for value in node.outputs}
-    free = dict.fromkeys(value for node in call.body for value in node.inputs if value is not None)
+    inner = {value for node in (*call.body, *call.behind) for value in node.outputs}
+    free = dict.fromkeys(value for node in (*call.body, *call.behind) for value in node.inputs if value is not None)
     constants = [value for value in free if value not in inner and value not in known]
     formal += [ir.Value(name=f"c{index}") for index in range(len(constants))]
     known |= zip(constants, formal[len(call.names) :], strict=True)
     before = [_turn(known[value], TO_NCHW, "") for value in call.tensors] if call.shapes else []
     known |= {value: node.outputs[0] for value, node in zip(call.tensors, before, strict=False)}
-    body = copied(call.body, known, _no_constant)
+    body = copied([*call.body, *call.behind], known, _no_constant)
+    last = body[len(call.body) - 1]
     if call.anchor is not None:
         copy = body[call.body.index(call.anchor)]
         copy.attributes.clear()
@@ -327,9 +343,14 @@ def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]
             if name in call.beside:
                 continue
             copy.attributes[name] = ir.RefAttr(name, name, attribute.type)
-    after = [_turn(body[-1].outputs[0], TO_NHWC, "")] if call.shapes else []
+    after = [_turn(last.outputs[0], TO_NHWC, "")] if call.shapes else []
     nodes = [*before, *body, *after]
-    results = nodes[-1].outputs[: call.results]
+    made = {
+        value: own
+        for node, copy in zip(call.behind, body[len(call.body) :], strict=True)
+        for value, own in zip(node.outputs, copy.outputs, strict=True)
+    }
+    results = [*(after or [last])[-1].outputs[: call.results], *(made[value] for value in call.more)]
     # no node of a body is native; the import would give equal bodies different contents
     imports = {domain: version for domain, version in model.opset_imports.items() if domain != NATIVE_DOMAIN}
     graph = ir.Graph(formal, results, nodes=nodes, opset_imports=imports, name="body")

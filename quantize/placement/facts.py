@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...transforms.existing import is_finished
-from ...transforms.graph import nodes_by_name
+from ...transforms.graph import node_name, nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.plan import Impl
 from ...transforms.qparams import BlockForm
+from ...transforms.quantize_caches import cache_nodes
 from ..options.selection import Selection
 
 FIRST_INTEGER_OPSET = 10  # the opset that introduced QLinearConv and QLinearMatMul
@@ -42,6 +43,7 @@ class Facts:
         harmed_by: By such a form, the input tensors that ruin an output, with the reason.
         noise_of_weights: By unit, the noise at the outputs that its int8 weights add.
         finished: Whether requant has quantized the model before.
+        caches: The nodes that turn caches in bytes into floats and back, by name.
     """
 
     nodes: Mapping[str, ir.Node]
@@ -64,6 +66,7 @@ class Facts:
     harmed_by: Mapping[Impl, Mapping[str, str]] = field(default_factory=dict)
     noise_of_weights: Mapping[str, float] = field(default_factory=dict)
     finished: bool = False
+    caches: frozenset[str] = frozenset()
 
 
 def facts_of(
@@ -82,6 +85,7 @@ def facts_of(
         opset=model.opset_imports.get("", FIRST_INTEGER_OPSET),
         signed=activation == "s8",
         finished=is_finished(model),
+        caches=frozenset(map(node_name, cache_nodes(model.graph))),
     )
 
 

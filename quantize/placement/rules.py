@@ -27,6 +27,7 @@ from .facts import Facts, facts_of
 from .obstacles import OBSTACLES
 from .reasons import (
     ATTENTION_FORM,
+    CACHE,
     EXCLUDED,
     FLOAT_INPUTS,
     FLOAT_READERS,
@@ -243,6 +244,8 @@ def _first_form(unit: Unit, facts: Facts) -> Choice:
 def _fixed_float(unit: Unit, facts: Facts) -> Reason:
     """Return why a unit stays float in every form; `NONE` if the obstacles of its forms decide."""
     row, anchor = OPS.get(unit.op), facts.nodes[unit.nodes[0]]
+    if not facts.caches.isdisjoint(unit.nodes):
+        return CACHE
     if unit.op == "group":
         return FUSED_GROUP
     if unit.op in OPERATORS and facts.attention and (missing := missing_form(anchor)):

@@ -12,7 +12,9 @@ from ... import NATIVE_DOMAIN
 
 NATIVE = tuple(
     f"{NATIVE_DOMAIN}.{operator}"
-    for operator in "Convolution ConvTranspose MatMul MatMulNBits Attention CachedAttention GRU LSTM".split()
+    for operator in (
+        "Convolution ConvTranspose MatMul MatMulNBits Attention CachedAttention QuantizedCacheAttention GRU LSTM"
+    ).split()
 )
 NATIVE_CONVOLUTION, NATIVE_TRANSPOSED, NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT, *NATIVE_OTHERS = NATIVE
 NATIVE_ATTENTION, NATIVE_CACHED, *NATIVE_RECURRENT = NATIVE_OTHERS

@@ -58,6 +58,7 @@ EXPECTED_TRANSFORMS = (
     "obfuscate_names",
     "qdq_to_qoperator",
     "qoperator_to_qdq",
+    "quantize_caches",
     "quantize_nodes",
     "quantize_weights",
     "reduce_mean_to_pool",

@@ -15,6 +15,9 @@ struct View {
   int64_t item = 0, head = 0, row = 0;
 
   float* at(int64_t of_item, int64_t of_head) const { return data + of_item * item + of_head * head; }
+
+  // Returns the view in which some neighbouring heads, of one row each, are the rows of one head.
+  View grouped(int64_t heads) const { return {data, item, heads * head, head}; }
 };
 
 // A tensor with an axis for heads.

@@ -18,6 +18,10 @@
 // so many of them at most. With `cap` scores become cap * tanh(score / cap) before the mask. A sink is one more score of each
 // query, whose share of the softmax has no value; with `smooth` 1 the sinks are 0. A query whose mask is -infinity for all keys
 // is 0, or NaN if `zero` is 0.
+//
+// QuantizedCacheAttention is the same with caches in bytes: past k and past v are uint8, 128 more than integers from -127 to 127,
+// and the inputs behind the sinks are the step of each row, (batch, shared, room, 1). So are the results: y, k, v, and the steps
+// of k and v. All keys and values are rounded before they are read, those of this run too.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -67,7 +71,7 @@ class CachedAttentionKernel {
     for (size_t i = 0; i < std::min<size_t>(count_, kInputs); ++i) given[i] = run.input(i);
     const Sizes sizes = sizes_of(given);
     const std::vector<int64_t> before = before_in(given, sizes);
-    const View q = queries_in(given[kQ], sizes), mask = mask_in(given[kMask], sizes);
+    View q = queries_in(given[kQ], sizes), mask = mask_in(given[kMask], sizes);
     const Angles angles = angles_in(given, sizes, before);
     const auto [batch, queries, fresh, depth, width, room, keys, total, heads_apart] = sizes;
     const View fresh_k = new_k(given, sizes), fresh_v = new_v(given, sizes);
@@ -75,8 +79,8 @@ class CachedAttentionKernel {
     const std::vector<int64_t> shape =
         heads_apart ? std::vector{batch, heads_, queries, width} : std::vector{batch, queries, heads_ * width};
     float* const results = result(run, shape, 0);
-    const View y = heads_apart ? with_heads(results, heads_, queries, width)
-                               : side_by_side(results, 0, queries, heads_ * width, width);
+    View y = heads_apart ? with_heads(results, heads_, queries, width)
+                         : side_by_side(results, 0, queries, heads_ * width, width);
     const Cache k = cache_of(run, sizes, depth, 1), v = cache_of(run, sizes, width, 2);
     run.parallel(static_cast<size_t>(batch * shared_), [&](size_t index) {
       const int64_t item = static_cast<int64_t>(index) / shared_, head = static_cast<int64_t>(index) % shared_;
@@ -86,14 +90,18 @@ class CachedAttentionKernel {
     if (total == 0) std::fill_n(results, batch * heads_ * queries * width, 0.0f);
     if (queries == 0 || total == 0) return;
     const float scale = scale_ != 0 ? scale_ : 1 / std::sqrt(static_cast<float>(depth));
-    run.parallel(static_cast<size_t>(batch * heads_), [&](size_t index) {
-      const int64_t item = static_cast<int64_t>(index) / heads_, head = static_cast<int64_t>(index) % heads_;
-      const int64_t of = head * shared_ / heads_, seen = before[item];
+    // heads of one query each that share keys are computed together, if they see the same ones
+    const bool together = queries == 1 && shared_ < heads_ && window_ == 0 && !given[kSinks];
+    const int64_t group = together ? heads_ / shared_ : 1, count = heads_ / group;
+    if (together) q = q.grouped(group), y = y.grouped(group), mask = mask.grouped(group);
+    run.parallel(static_cast<size_t>(batch * count), [&](size_t index) {
+      const int64_t item = static_cast<int64_t>(index) / count, head = static_cast<int64_t>(index) % count;
+      const int64_t of = head * shared_ / count, seen = before[item];
       const int64_t all = seen + fresh;
-      AttentionSize size{queries, all, depth, width, scale, causal_ ? seen + 1 : all, unseen_is_zero_};
+      AttentionSize size{queries * group, all, depth, width, scale, causal_ && !together ? seen + 1 : all, unseen_is_zero_};
       if (window_ > 0) size.window = window_;
       size.cap = cap_;
-      const View turned = turned_queries(q, {item, head}, seen, size, angles);
+      const View turned = turned_queries(q.at(item, head), q.row, {seen, together ? 0 : 1}, size, angles);
       const Head one{.q = turned.data,
                      .k = rounded_ ? nullptr : k.floats_of(item, of),
                      .v = rounded_ ? nullptr : v.floats_of(item, of),
@@ -108,6 +116,7 @@ class CachedAttentionKernel {
                      .sink = given[kSinks] ? given[kSinks].as<float>()[head] : sink_,
                      .k_cache = rounded_ ? k.cached(item, of) : Cached{},
                      .v_cache = rounded_ ? v.cached(item, of) : Cached{}};
+      if (together) return target_.vectors.attend_few(size, one);
       for_each_part(queries, std::max(window_, kTogether), [&](int64_t first, int64_t count) {
         const int64_t hidden = size.hidden_before(first);
         const HeadPart part{first, count, hidden, size.seen_by(first + count - 1) - hidden};
@@ -120,8 +129,9 @@ class CachedAttentionKernel {
   enum Input : size_t { kQ, kK, kV, kMask, kPastK, kPastV, kLengths, kTotal, kCos, kSin, kSinks, kStepsK, kStepsV, kInputs };
   static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
 
-  struct Place {
-    int64_t item, head;
+  // The place of the first query among all rows, and how far the next one is from it.
+  struct Places {
+    int64_t first, step;
   };
 
   using Given = std::array<ort::Tensor, kInputs>;
@@ -259,14 +269,13 @@ class CachedAttentionKernel {
     return {cos.as<float>(), sin.as<float>(), cos.shape[1], interleaved_};
   }
 
-  // Returns the rows of a head of q, turned if there are angles.
-  static View turned_queries(const View& q, const Place& place, int64_t before, const AttentionSize& size, const Angles& angles) {
-    float* const from = q.at(place.item, place.head);
-    if (angles.count == 0) return {from, 0, 0, q.row};
+  // Returns the rows of a head, `step` apart, turned if there are angles.
+  static View turned_queries(float* from, int64_t step, const Places& places, const AttentionSize& size, const Angles& angles) {
+    if (angles.count == 0) return {from, 0, 0, step};
     thread_local Scratch scratch;  // its memory grows to the largest head
     float* const to = scratch.floats(size.queries * size.depth);
     for (int64_t row = 0; row < size.queries; ++row)
-      angles.turn(from + row * q.row, before + row, size.depth, to + row * size.depth);
+      angles.turn(from + row * step, places.first + row * places.step, size.depth, to + row * size.depth);
     return {to, 0, 0, size.depth};
   }
 
@@ -292,15 +301,17 @@ struct WithBytes : CachedAttentionKernel {
 
 std::vector<ort::CustomOp*> cached_attention_operators() {
   using enum ort::ElementType;
-  const std::vector<ort::CustomOp*> plain = named<WithFloats>(
+  return named<WithFloats>(
       "CachedAttention", {kFloat, kFloat, kFloat, kFloat, kFloat, kFloat, kInt32, kInt32, kFloat, kFloat, kFloat}, 1,
       {kFloat, kFloat, kFloat});
-  std::vector<ort::CustomOp*> made = named<WithBytes>(
+}
+
+std::vector<ort::CustomOp*> quantized_cache_attention_operators() {
+  using enum ort::ElementType;
+  return named<WithBytes>(
       "QuantizedCacheAttention",
       {kFloat, kFloat, kFloat, kFloat, kUint8, kUint8, kInt32, kInt32, kFloat, kFloat, kFloat, kFloat, kFloat}, 1,
       {kFloat, kUint8, kUint8, kFloat, kFloat});
-  made.insert(made.end(), plain.begin(), plain.end());
-  return made;
 }
 
 }  // namespace requant

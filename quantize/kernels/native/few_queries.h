@@ -1,6 +1,8 @@
-// Attention of few queries in float: each key and each value is read once for a query, from floats or from the bytes of a cache.
+// Attention of few queries in float, from floats or from the bytes of a cache. Some queries share each key and value that is
+// read: turning bytes into floats takes longer than a product.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -11,10 +13,11 @@
 
 namespace requant::REQUANT_TARGET {
 
+constexpr int kQueries = kLanes > 4 ? 4 : 1;  // so many queries share a key, if its vectors are whole
+constexpr int kVectors = kLanes > 4 ? 2 : 1;  // of a value that are read at once
+
 inline Floats load_values(const float* from) { return load_floats(from); }
 inline Floats load_values(const uint8_t* from) { return floats(widen(from, kCacheZero)); }
-inline float value_of(float x) { return x; }
-inline float value_of(uint8_t x) { return static_cast<float>(x - kCacheZero); }
 
 // Returns a vector whose first `count` values are there, and whose others are 0.
 inline Floats load_part(const float* from, int64_t count) { return load_few(from, count); }
@@ -25,14 +28,41 @@ inline Floats load_part(const uint8_t* from, int64_t count) {
   return load_values(part);
 }
 
-// Returns the sum of the products of two rows.
+// Keys or values of a head, `step` apart; each is multiplied by a number if there are `scales`.
 template <class Value>
-float product_of(const float* x, const Value* y, int64_t count) {
-  Floats sum = fill_floats(0);
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) sum = times_plus(load_floats(x + i), load_values(y + i), sum);
-  if (i < count) sum = times_plus(load_few(x + i, count - i), load_part(y + i, count - i), sum);
-  return sum_of(sum);
+struct Stored {
+  const Value* first;
+  int64_t step;
+  const float* scales;
+};
+
+// Neighbouring queries of a head, or their results, `step` floats apart.
+struct Neighbours {
+  const float* first;
+  int64_t step;
+};
+
+// Writes the scores of the first keys for some queries, `pitch` apart.
+template <int Queries, class Value>
+void find_scores(const Neighbours& q, const Stored<Value>& k, int64_t depth, float scale, int64_t keys, float* scores,
+                 int64_t pitch) {
+  REQUANT_ROLLED
+  for (int64_t key = 0; key < keys; ++key) {
+    const Value* const row = k.first + key * k.step;
+    Floats sum[Queries];
+    for (Floats& each : sum) each = fill_floats(0);
+    int64_t i = 0;
+    REQUANT_ROLLED
+    for (; i + kLanes <= depth; i += kLanes) {
+      const Floats values = load_values(row + i);
+#pragma unroll
+      for (int j = 0; j < Queries; ++j) sum[j] = times_plus(load_floats(q.first + j * q.step + i), values, sum[j]);
+    }
+    if (Queries == 1 && i < depth)
+      sum[0] = times_plus(load_few(q.first + i, depth - i), load_part(row + i, depth - i), sum[0]);
+    const float factor = k.scales == nullptr ? scale : scale * k.scales[key];
+    for (int j = 0; j < Queries; ++j) scores[j * pitch + key] = factor * sum_of(sum[j]);
+  }
 }
 
 // Replaces scores by exp(score - most), exact to 1e-4, and returns their sum; shares below 2^-30 become 0. The arguments are
@@ -40,6 +70,7 @@ float product_of(const float* x, const Value* y, int64_t count) {
 inline float shares_in_place(float* scores, int64_t count, float most) {
   const Floats tiny = fill_floats(-0x1.001p-30f), none = fill_floats(0);
   Floats sum = none;
+  REQUANT_ROLLED
   for (int64_t i = 0; i < count; i += kLanes) {
     const Floats share = larger(plus(share_of<1>(scores + i, most), tiny), none);
     store_floats(scores + i, share);
@@ -48,67 +79,89 @@ inline float shares_in_place(float* scores, int64_t count, float most) {
   return sum_of(sum);
 }
 
-// Writes y[c] = factor * the sum of shares[k] * v[k][c] for `count` rows of v, which are `step` values apart.
-template <int Vectors, class Value>
-REQUANT_INLINE void weigh_columns(const float* shares, const Value* v, int64_t step, int64_t count, float factor, float* y) {
-  Floats sum[Vectors];
-  for (Floats& each : sum) each = fill_floats(0);
-  for (int64_t key = 0; key < count; ++key, v += step) {
-    const Floats share = fill_floats(shares[key]);
+// Replaces the scores of a query by shares times `scales`, if there are any; returns what makes their sum with values the result.
+__attribute__((noinline)) inline float weights_in_place(const AttentionSize& size, const Head& head, int64_t row, int64_t keys,
+                                                        const float* scales, float* scores) {
+  const float most = greatest_seen(size, head, row, keys, scores);
+  if (!std::isfinite(most)) {
+    std::fill_n(scores, keys, 0.0f);
+    return std::isnan(most) ? NAN : 0;
+  }
+  const float sum = shares_in_place(scores, divided(keys, kLanes) * kLanes, most) + std::exp(head.sink - most);
+  REQUANT_ROLLED
+  for (int64_t key = 0; scales != nullptr && key < keys; ++key) scores[key] *= scales[key];
+  return 1 / sum;
+}
+
+// Results of some queries, `step` floats apart, and what each is multiplied by.
+template <int Queries>
+struct Weighed {
+  float* first;
+  int64_t step;
+  float factors[Queries];
+};
+
+// Writes a column of vectors of the results: factors[j] * the sum of shares[j][k] * v[k] for `count` rows of v, which are `step`
+// apart. The shares of the queries are `pitch` apart. `load` reads a vector of v, and `store` writes one.
+template <int Vectors, int Queries, class Value, class Load, class Store>
+REQUANT_INLINE void weigh_columns(const float* shares, int64_t pitch, const Value* v, int64_t step, int64_t count,
+                                  const Weighed<Queries>& y, int64_t column, const Load& load, const Store& store) {
+  Floats sum[Queries][Vectors];
+  for (auto& row : sum)
+    for (Floats& each : row) each = fill_floats(0);
+  REQUANT_ROLLED
+  for (int64_t key = 0; key < count; ++key)
 #pragma unroll
-    for (int i = 0; i < Vectors; ++i) sum[i] = times_plus(share, load_values(v + i * kLanes), sum[i]);
-  }
-  for (int i = 0; i < Vectors; ++i) store_floats(y + i * kLanes, times(sum[i], fill_floats(factor)));
+    for (int i = 0; i < Vectors; ++i) {
+      const Floats values = load(v + key * step + column + i * kLanes);
+#pragma unroll
+      for (int j = 0; j < Queries; ++j) sum[j][i] = times_plus(fill_floats(shares[j * pitch + key]), values, sum[j][i]);
+    }
+#pragma unroll
+  for (int j = 0; j < Queries; ++j)
+#pragma unroll
+    for (int i = 0; i < Vectors; ++i)
+      store(y.first + j * y.step + column + i * kLanes, times(sum[j][i], fill_floats(y.factors[j])));
 }
 
-// The same for all columns.
-template <class Value>
-void weigh(const float* shares, const Value* v, int64_t step, int64_t count, float factor, float* y, int64_t width) {
+// Computes neighbouring queries from one on.
+template <int Queries, class Value>
+__attribute__((noinline)) void attend_neighbours(const AttentionSize& size, const Head& head, int64_t first,
+                                                 const Stored<Value>& k, const Stored<Value>& v) {
+  thread_local Scratch scratch;
+  const int64_t keys = size.seen_by(first + Queries - 1), pitch = divided(keys, 4 * kLanes) * 4 * kLanes;
+  float* const scores = scratch.floats(Queries * pitch);
+  find_scores<Queries>({head.q + first * head.q_step, head.q_step}, k, size.depth, size.scale, keys, scores, pitch);
+  Weighed<Queries> y{head.y + first * head.y_step, head.y_step, {}};
+  for (int j = 0; j < Queries; ++j)
+    y.factors[j] = weights_in_place(size, head, first + j, keys, v.scales, scores + j * pitch);
   int64_t column = 0;
-  for (; column + 4 * kLanes <= width; column += 4 * kLanes)
-    weigh_columns<4>(shares, v + column, step, count, factor, y + column);
-  for (; column + kLanes <= width; column += kLanes) weigh_columns<1>(shares, v + column, step, count, factor, y + column);
-  for (; column < width; ++column) {
-    float sum = 0;
-    for (int64_t key = 0; key < count; ++key) sum += shares[key] * value_of(v[key * step + column]);
-    y[column] = factor * sum;
+  REQUANT_ROLLED
+  for (; column + kVectors * kLanes <= size.width; column += kVectors * kLanes)
+    weigh_columns<kVectors>(scores, pitch, v.first, v.step, keys, y, column, [](const Value* from) { return load_values(from); },
+                            store_floats);
+  REQUANT_ROLLED
+  for (; Queries == 1 && column < size.width; column += kLanes) {
+    const int64_t there = std::min<int64_t>(kLanes, size.width - column);
+    weigh_columns<1>(scores, pitch, v.first, v.step, keys, y, column, [=](const Value* from) { return load_part(from, there); },
+                     [=](float* to, Floats value) { store_few(to, value, there); });
   }
-}
-
-// Writes the scores of the first keys for a query.
-inline void find_scores(const AttentionSize& size, const Head& head, const float* q, int64_t keys, float* scores) {
-  if (head.k != nullptr) {
-    for (int64_t key = 0; key < keys; ++key)
-      scores[key] = size.scale * product_of(q, head.k + key * head.k_step, size.depth);
-  } else {
-    for (int64_t key = 0; key < keys; ++key)
-      scores[key] = size.scale * head.k_cache.steps[key] * product_of(q, head.k_cache.bytes + key * size.depth, size.depth);
-  }
-}
-
-// Writes the mean of the first values by their shares, whose sum is `sum`; changes the shares.
-inline void find_mean(const AttentionSize& size, const Head& head, float* shares, int64_t keys, float sum, float* y) {
-  if (head.v != nullptr) return weigh(shares, head.v, head.v_step, keys, 1 / sum, y, size.width);
-  for (int64_t key = 0; key < keys; ++key) shares[key] *= head.v_cache.steps[key];
-  weigh(shares, head.v_cache.bytes, size.width, keys, 1 / sum, y, size.width);
 }
 
 // Computes attention in float.
+template <class Value>
+void attend_stored(const AttentionSize& size, const Head& head, const Stored<Value>& k, const Stored<Value>& v) {
+  int64_t row = 0;
+  if (size.depth % kLanes == 0 && size.width % (kVectors * kLanes) == 0)  // all rows are whole vectors
+    for (; row + kQueries <= size.queries; row += kQueries) attend_neighbours<kQueries>(size, head, row, k, v);
+  for (; row < size.queries; ++row) attend_neighbours<1>(size, head, row, k, v);
+}
+
 inline void attend_few(const AttentionSize& size, const Head& head) {
-  thread_local Scratch scratch;
-  float* const scores = reinterpret_cast<float*>(scratch.bytes((size.keys + 4 * kLanes) * static_cast<int64_t>(sizeof(float))));
-  for (int64_t row = 0; row < size.queries; ++row) {
-    const int64_t keys = size.seen_by(row);
-    find_scores(size, head, head.q + row * head.q_step, keys, scores);
-    const float most = greatest_seen(size, head, row, keys, scores);
-    float* const y = head.y + row * head.y_step;
-    if (std::isfinite(most)) {
-      const float sum = shares_in_place(scores, divided(keys, kLanes) * kLanes, most) + std::exp(head.sink - most);
-      find_mean(size, head, scores, keys, sum, y);
-    } else {
-      std::fill_n(y, size.width, std::isnan(most) ? NAN : 0.0f);
-    }
-  }
+  const Cached &k = head.k_cache, &v = head.v_cache;
+  if (head.k != nullptr)
+    return attend_stored<float>(size, head, {head.k, head.k_step, nullptr}, {head.v, head.v_step, nullptr});
+  attend_stored<uint8_t>(size, head, {k.bytes, size.depth, k.steps}, {v.bytes, size.width, v.steps});
 }
 
 }  // namespace requant::REQUANT_TARGET

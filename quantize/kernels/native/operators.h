@@ -34,6 +34,7 @@ std::vector<ort::CustomOp*> gru_operators();
 std::vector<ort::CustomOp*> lstm_operators();
 std::vector<ort::CustomOp*> attention_operators();
 std::vector<ort::CustomOp*> cached_attention_operators();
+std::vector<ort::CustomOp*> quantized_cache_attention_operators();
 std::vector<ort::CustomOp*> normalization_operators();
 
 // Ends a kernel with a message if a condition does not hold.

@@ -33,18 +33,21 @@ REQUANT_INLINE Floats power(Floats t) {
 inline void add_mask(float* scores, const float* mask, int64_t count, bool repeats) {
   const auto add_some = [](float* to, Floats value) { store_floats(to, plus(load_floats(to), value)); };
   int64_t i = 0;
+  REQUANT_ROLLED
   for (; i + kLanes <= count; i += kLanes) add_some(scores + i, repeats ? fill_floats(mask[0]) : load_floats(mask + i));
+  REQUANT_ROLLED
   for (; i < count; ++i) scores[i] += mask[repeats ? 0 : i];
 }
 
-// Replaces scores by cap * tanh(score / cap), up to a multiple of kLanes: tanh(u) = (a - b) / (a + b) with the exponentials
-// a = exp(min(2u, 0)) and b = exp(min(-2u, 0)), of which one is 1.
+// Replaces scores by cap * tanh(score / cap), up to a multiple of kLanes: |tanh(u)| = (1 - e) / (1 + e) with e = exp(-2 |u|).
 inline void cap_scores(float* scores, int64_t count, float cap) {
-  const Floats none = fill_floats(0), twice = fill_floats(2 / cap);
+  const Floats one = fill_floats(1), twice = fill_floats(2 / cap);
+  REQUANT_ROLLED
   for (int64_t i = 0; i < count; i += kLanes) {
     const Floats u = times(load_floats(scores + i), twice);
-    const Floats a = exponential(smaller(none, u)), b = exponential(smaller(none, times(u, fill_floats(-1))));
-    store_floats(scores + i, times(fill_floats(cap), quotient(times_plus(b, fill_floats(-1), a), plus(a, b))));
+    const Floats e = exponential(smaller(u, times(u, fill_floats(-1))));
+    const Floats sign = bounded(times(u, fill_floats(0x1p100f)), -1, 1);  // where it is no sign, 1 - e is 0
+    store_floats(scores + i, times(times(fill_floats(cap), sign), quotient(times_plus(e, fill_floats(-1), one), plus(one, e))));
   }
 }
 
@@ -53,6 +56,7 @@ inline void cap_scores(float* scores, int64_t count, float cap) {
 inline float greatest(const float* scores, int64_t count) {
   Floats most[4], sum[4];
   for (int k = 0; k < 4; ++k) most[k] = fill_floats(-INFINITY), sum[k] = fill_floats(0);
+  REQUANT_ROLLED
   for (int64_t i = 0; i < count; i += 4 * kLanes)
     for (int k = 0; k < 4; ++k) {
       const Floats each = load_floats(scores + i + k * kLanes);

@@ -13,6 +13,9 @@
 // For functions with arrays of vectors, which stay in registers only within one function.
 #define REQUANT_INLINE inline __attribute__((always_inline))
 
+// For loops that the compiler would unroll for nothing: what they wait for is not their counter. The library stays small.
+#define REQUANT_ROLLED _Pragma("clang loop unroll(disable)")
+
 namespace requant {
 
 // How a kernel moves over an image: sizes by axis, height and width.
@@ -202,8 +205,7 @@ constexpr int kCacheZero = 128;
 //
 // A row of q is rounded as in a Matrix, a row of k and a column of v to integers from -127 to 127. A row of the softmax becomes
 // rint(255 exp(score - greatest score)), and is divided by its sum after the product with v. exp is exact to 1e-4. Where that
-// rounding changes the sum by more than a 32nd, the row has steps of a 256th of that. With at most kFewQueries queries nothing is
-// rounded.
+// rounding changes the sum by more than a 32nd, the row has steps of a 256th of that. With few queries nothing is rounded.
 struct Head {
   const float *q, *k, *v, *mask;
   float* y;
@@ -320,7 +322,7 @@ struct VectorKernels {
   void (*softmax_of_bytes)(const Classes& size, const uint8_t* x, float scale, float* y);
   // Computes lines of some elements, from the first of a period on.
   void (*bend_lines)(const BentLines& lines, const uint8_t* from, uint8_t* to, size_t count);
-  // Computes a head with at most kFewQueries queries.
+  // Computes a head with few queries.
   void (*attend_few)(const AttentionSize& size, const Head& head);
   // Rounds a row of a cache to integers from -127 to 127, writes them plus kCacheZero, and returns the step: the greatest
   // absolute value / 127, 0 if that is no normal number, and NaN for a row that is not finite.

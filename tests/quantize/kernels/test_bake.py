@@ -177,6 +177,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "RotaryEmbedding",
         "Quantize",
         "CachedAttention",
+        "QuantizedCacheAttention",
         "Resize",
         "Softmax",
         "Lines",

@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from requant.calibration.session import open_session
+from requant.calibration.session import open_session, open_without_library
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.caches import wrap_caches
+from requant.transforms import REGISTRY
 from requant.transforms.cached_attention import find_cached
 from requant.transforms.units import units
 
@@ -314,3 +315,81 @@ def test_a_decoder_of_fused_operators_continues_from_its_own_cache(tmp_path: Pat
     # a step computes attention in float, the prompt in integers
     steps = np.concatenate(logits, 1)
     assert np.square(steps - whole["logits"]).mean() < 1e-2 * np.square(before).mean()
+
+
+def with_bytes(feed: Feed) -> Feed:
+    """Return a feed of a decoder with the caches in bytes, as `quantize_caches` declares them."""
+    made = {name: value for name, value in feed.items() if not name.startswith("past")}
+    for name in feed.keys() - made.keys():
+        scale = np.abs(feed[name]).max(-1, keepdims=True) / 127
+        made[name] = (np.rint(feed[name] / np.maximum(scale, np.finfo(np.float32).tiny)) + 128).astype(np.uint8)
+        made[f"{name}_scale"] = scale.astype(np.float32)
+    return made
+
+
+@pytest.fixture(scope="module")
+def in_bytes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Feed]:
+    """Return a decoder in float, the same one in integers with its caches in bytes, and a prompt for the float one."""
+    folder = tmp_path_factory.mktemp("bytes")
+    feed = decoder(folder / "m.onnx")
+    model = ir.load(folder / "m.onnx")
+    assert REGISTRY["quantize_caches"](model).applied == 4
+    ir.save(model, folder / "c.onnx")
+    options = Options(effort="low", place="all", kernels="native", force=True, force_int8=True)
+    quantize_model(folder / "c.onnx", [with_bytes(feed)], folder / "q.onnx", options)
+    return folder / "m.onnx", folder / "q.onnx", feed
+
+
+@needs_library
+def test_a_decoder_continues_from_a_cache_in_bytes(in_bytes: tuple[Path, Path, Feed]) -> None:
+    """Steps of one token, and of a few tokens behind others, give what the float model gives for the whole prompt."""
+    plain, made, feed = in_bytes
+    attention = [node.op_type for node in onnx.load(made).graph.node if "Attention" in node.op_type]
+    assert attention == ["QuantizedCacheAttention"] * 2
+    session, before = open_session(made), open_session(plain).run(None, feed)[0]
+    names, logits = [each.name for each in session.get_outputs()], []
+    cache = {name: value for name, value in with_bytes(feed).items() if name.startswith("past")}
+    for first, last in [(0, 1), (1, 2), (2, 5), (5, 13), (13, 14), (14, 24)]:
+        tokens, mask = feed["input_ids"][:, first:last], np.ones((1, last), np.int64)
+        found = dict(zip(names, session.run(None, {"input_ids": tokens, "attention_mask": mask, **cache}), strict=True))
+        logits.append(found["logits"])
+        cache = {name: found[name.replace("past_key_values", "present")] for name in cache}
+    assert cache["past_key_values.0.key"].dtype == np.uint8
+    assert cache["past_key_values.0.key"].shape == (1, 2, 24, 16)
+    assert np.square(np.concatenate(logits, 1) - before).mean() < 1e-2 * np.square(before).mean()  # 20 dB
+
+
+@needs_library
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_cache_in_bytes_is_what_the_body_makes_of_it(rows: int, in_bytes: tuple[Path, Path, Feed]) -> None:
+    """Rows of earlier runs stay as they are. The body does not round the new ones before it reads them."""
+    _, made, feed = in_bytes
+    random, past = np.random.default_rng(rows), 6
+    step = {"input_ids": feed["input_ids"][:, :rows], "attention_mask": np.ones((1, past + rows), np.int64)}
+    caches = {name: random.normal(size=(1, 2, past, 16)).astype(np.float32) for name in feed if name.startswith("past")}
+    step |= with_bytes(caches)
+    names = [each.name for each in open_session(made).get_outputs()]
+    native, body = (
+        dict(zip(names, run.run(None, step), strict=True)) for run in (open_session(made), open_without_library(made))
+    )
+    for name in (name for name in names if name != "logits"):
+        before = step[name.replace("present", "past_key_values")]
+        assert native[name].shape == body[name].shape == (1, 2, past + rows, before.shape[-1])
+        np.testing.assert_array_equal(native[name][:, :, :past], before)
+        # one unit in the last place of the scale, where the body rounds a row again
+        np.testing.assert_allclose(body[name][:, :, :past], before, rtol=2**-23)
+    # products of the first layer are the same; a step of a byte is 1/254 of the range of a row
+    key, scale = (native[f"present.0.{name}"][:, :, past:] for name in ("key", "key_scale"))
+    other, step_of_body = (body[f"present.0.{name}"][:, :, past:] for name in ("key", "key_scale"))
+    floats, others = scale * (key.astype(int) - 128), step_of_body * (other.astype(int) - 128)
+    assert np.square(floats - others).mean() < 1e-3 * np.square(others).mean()
+    assert np.square(native["logits"] - body["logits"]).mean() < 1e-2 * np.square(body["logits"]).mean()
+
+
+@needs_library
+def test_steps_must_fit_to_the_rows_of_a_cache(in_bytes: tuple[Path, Path, Feed]) -> None:
+    _, made, feed = in_bytes
+    step = with_bytes(feed)
+    step["past_key_values.0.key_scale"] = np.zeros((1, 2, 3, 1), np.float32)
+    with pytest.raises(Exception, match="each row of the past must have a step"):
+        open_session(made).run(None, step)
