@@ -136,7 +136,7 @@ def feed(setting: Setting, tokens: int, past: int, seed: int) -> dict[str, Any]:
 
 
 def in_bytes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a feed with the keys and values of earlier tokens in bytes, as the transform `quantize_caches` has them."""
+    """Return a feed with the keys and values of earlier tokens in bytes, as `quantize_caches` has them."""
     made = {name: array for name, array in given.items() if not name.startswith("past")}
     for name in given.keys() - made.keys():
         scale = np.abs(given[name]).max(axis=-1, keepdims=True) / 127

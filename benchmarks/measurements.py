@@ -216,8 +216,8 @@ def timed(
     """Time models on the first feeds in turn, in this process.
 
     Args:
-        cases: ``name``, ``model`` and ``runtime`` of each model; the first is the float model. ``feeds`` of a model with
-            other inputs is a file of its own feeds.
+        cases: ``name``, ``model`` and ``runtime`` of each model; the first is the float model. ``feeds`` is a file of
+            its own feeds for a model with other inputs.
         feeds: A file of feeds.
         threads: Threads inside one operator.
         seconds: The total time of the measurement.
