@@ -14,7 +14,7 @@ ROWS = 256
 """Rows of scores that are computed at a time, so that a large vocabulary needs little memory."""
 
 PEAK, MOST_PEAK = 16.0, 0.25
-"""The least mean of the greatest probabilities of scores, as a multiple of that of even ones, and the most that is asked.
+"""The least mean of the greatest probabilities, as a multiple of that of even distributions; the most that is asked.
 
 Hidden states of 256 values that a norm or a tanh ends, read as scores, have 10 and 2.3 times that of even ones.
 """

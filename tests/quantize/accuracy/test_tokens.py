@@ -1,6 +1,7 @@
 """Scores of the next token, and the promise about their distribution."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -60,7 +61,16 @@ def test_probabilities_are_no_logits() -> None:
 def test_scores_of_tokens_are_known_by_the_input(
     feed: dict[str, Array], shape: tuple[int, ...], found: str | None
 ) -> None:
-    assert token_scores({"y": np.zeros(shape, np.float32)}, Sample(feed, None, "here")) == found
+    scores = np.zeros(shape, np.float32)
+    scores[..., 3] = 8
+    assert token_scores({"y": scores}, Sample(feed, None, "here")) == found
+
+
+@pytest.mark.parametrize("ended", [np.tanh, lambda x: (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)])
+def test_hidden_states_are_no_scores_of_tokens(ended: Callable[[Array], Array]) -> None:
+    """An encoder of a few symbols has states as wide as a vocabulary."""
+    states = ended(np.random.default_rng(0).normal(0, 3, (1, 4, 256)).astype(np.float32))
+    assert token_scores({"y": states}, Sample({"ids": TOKENS}, None, "here")) is None
 
 
 @pytest.mark.parametrize(("noise", "kept"), [(0.05, True), (0.2, False)])
