@@ -222,7 +222,8 @@ def made(folder: Path, setting: Setting) -> dict[str, Path]:
         else:
             models[name] = place(folder, name)
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is released
-                pool.submit(quantize, *map(str, sources[form.cache]), str(models[name]), form).result()
+                source, feeds = map(str, sources[form.cache])
+                pool.submit(quantize, source, feeds, str(models[name]), form).result()
     return models
 
 

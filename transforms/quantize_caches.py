@@ -271,6 +271,6 @@ def _behind(node: ir.Node | None, ops: Sequence[str]) -> tuple[ir.Node, ...]:
         if node is None or key(node) != op:
             return ()
         found.append(node)
-        uses = node.outputs[0].uses()
-        node = uses[0].node if len(uses) == 1 else None
+        readers = [use.node for use in node.outputs[0].uses()]
+        node = readers[0] if len(readers) == 1 else None
     return tuple(found)

@@ -111,6 +111,9 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
         return f"{accuracy.changed} of {accuracy.predictions} {noun} changed ({where})"
     if accuracy.worst_sqnr_db == math.inf:
         return f"the same outputs ({where})"
+    place, (part, noise) = min(accuracy.parts_db.items(), key=lambda row: row[1][1], default=("", ("", math.inf)))
+    if noise < accuracy.worst_sqnr_db:
+        return f"SQNR {decibels_text(noise)} at {place}{part} ({where})"
     return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at the worst output ({where})"
 
 
