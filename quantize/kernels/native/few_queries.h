@@ -36,7 +36,7 @@ struct Stored {
   const float* scales;
 };
 
-// Neighbouring queries of a head, or their results, `step` floats apart.
+// Neighbouring queries of a head, `step` floats apart.
 struct Neighbours {
   const float* first;
   int64_t step;

@@ -13,7 +13,7 @@
 // For functions with arrays of vectors, which stay in registers only within one function.
 #define REQUANT_INLINE inline __attribute__((always_inline))
 
-// For loops that the compiler would unroll for nothing: what they wait for is not their counter. The library stays small.
+// For loops that gain nothing from being unrolled by the compiler: it would only make the library larger.
 #define REQUANT_ROLLED _Pragma("clang loop unroll(disable)")
 
 namespace requant {

@@ -393,3 +393,36 @@ def test_steps_must_fit_to_the_rows_of_a_cache(in_bytes: tuple[Path, Path, Feed]
     step["past_key_values.0.key_scale"] = np.zeros((1, 2, 3, 1), np.float32)
     with pytest.raises(Exception, match="each row of the past must have a step"):
         open_session(made).run(None, step)
+
+
+@needs_library
+@settings(deadline=None)
+@given(case=cases())
+def test_a_cache_in_bytes_gives_what_its_floats_give(
+    case: tuple[str, Feed], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also with windows, caps, sinks, rotation, masks and items of different lengths; the new rows alone are rounded."""
+    attributes, feed = case
+    if "past_k" not in feed:
+        return
+    path = tmp_path_factory.mktemp("bytes") / "m.onnx"
+    proto = model_of(*declared(feed), attributes)
+    rounded = ir.from_proto(proto)
+    assert REGISTRY["quantize_caches"](rounded).applied == 2
+    runs = []
+    for made in (proto, ir.to_proto(rounded)):
+        onnx.save(wrapped(made), path)
+        runs.append(open_session(path))
+    given_bytes = with_bytes(feed)
+    floats = {
+        name: given_bytes[f"{name}_scale"] * (given_bytes[name].astype(np.float32) - 128)
+        for name in ("past_k", "past_v")
+    }
+    expected, found = runs[0].run(None, feed | floats), runs[1].run(None, given_bytes)
+    names = [each.name for each in runs[1].get_outputs()]
+    made = dict(zip(names, found, strict=True))
+    for name, whole in zip(("keys", "values"), expected[1:], strict=True):
+        steps = made[f"{name}_scale"]
+        # half a step of the row, and rounding of the step
+        assert (np.abs(steps * (made[name].astype(np.float32) - 128) - whole) <= steps * (0.5 + 1e-4)).all()
+    assert np.square(made["y"] - expected[0]).mean() <= 1e-2 * np.square(expected[0]).mean()  # 20 dB
