@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
 from requant.calibration.session import open_session
 from requant.quantize import Options, quantize_model
+from requant.transforms import REGISTRY
 
 from ...native import needs_library
 from .test_attention_operators import HEAD, Array, Feed, calls, wrapped
@@ -175,3 +177,29 @@ def test_a_decoder_of_the_standard_operator_continues_from_its_own_cache(tmp_pat
         cache = {"pk": keys, "pv": values}
     # a step computes attention in float, all rows together in integers
     assert np.square(np.concatenate(rows, 1) - whole).mean() < 1e-3 * np.square(before).mean()
+
+
+@needs_library
+@pytest.mark.parametrize("node", [STANDARD, MULTI_HEAD], ids=["Attention", "MultiHeadAttention"])
+@pytest.mark.parametrize("queries", [1, 7])
+def test_caches_of_the_operators_may_be_bytes(node: str, queries: int, tmp_path: Path) -> None:
+    feed = feed_of(HEADS, queries=queries, fresh=queries, past=9, four=False)
+    heads = f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}" if node == STANDARD else f"num_heads = {HEADS}"
+    proto = model_of(node, feed, HEADS, GIVEN=heads, MASK="", BIAS="")
+    rounded = ir.from_proto(proto)
+    assert REGISTRY["quantize_caches"](rounded).applied == 2
+    made = wrapped(ir.to_proto(rounded), join=True)
+    assert [call.op_type for call in calls(made)] == ["QuantizedCacheAttention"]
+    onnx.save(made, tmp_path / "m.onnx")
+    scales = {f"{name}_scale": np.abs(feed[name]).max(-1, keepdims=True) / 127 for name in ("pk", "pv")}
+    stored = {name: np.rint(feed[name] / scales[f"{name}_scale"]) for name in ("pk", "pv")}
+    given = feed | scales | {name: (rows + 128).astype(np.uint8) for name, rows in stored.items()}
+    floats = feed | {name: rows * scales[f"{name}_scale"] for name, rows in stored.items()}
+    before = ort.InferenceSession(proto.SerializeToString()).run(None, floats)
+    session = open_session(tmp_path / "m.onnx")
+    found = dict(zip((each.name for each in session.get_outputs()), session.run(None, given), strict=True))
+    for name, whole in zip(("keys", "values"), before[1:], strict=True):
+        steps = found[f"{name}_scale"]
+        # half a step of the row, and rounding of the step
+        assert (np.abs(steps * (found[name].astype(np.float32) - 128) - whole) <= steps * (0.5 + 1e-4)).all()
+    assert np.square(found["y"] - before[0]).mean() < 2e-3 * np.square(before[0]).mean()
