@@ -420,9 +420,9 @@ def test_a_cache_in_bytes_gives_what_its_floats_give(
     }
     expected, found = runs[0].run(None, feed | floats), runs[1].run(None, given_bytes)
     names = [each.name for each in runs[1].get_outputs()]
-    made = dict(zip(names, found, strict=True))
+    results = dict(zip(names, found, strict=True))
     for name, whole in zip(("keys", "values"), expected[1:], strict=True):
-        steps = made[f"{name}_scale"]
+        steps = results[f"{name}_scale"]
         # half a step of the row, and rounding of the step
-        assert (np.abs(steps * (made[name].astype(np.float32) - 128) - whole) <= steps * (0.5 + 1e-4)).all()
-    assert np.square(made["y"] - expected[0]).mean() <= 1e-2 * np.square(expected[0]).mean()  # 20 dB
+        assert (np.abs(steps * (results[name].astype(np.float32) - 128) - whole) <= steps * (0.5 + 1e-4)).all()
+    assert np.square(results["y"] - expected[0]).mean() <= 1e-2 * np.square(expected[0]).mean()  # 20 dB
