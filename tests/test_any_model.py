@@ -118,7 +118,10 @@ def test_a_node_name_excludes_its_namesakes_in_both_branches(tmp_path: Path) -> 
     assert [why for name, why in reasons(result).items() if name.startswith("conv")] == ["excluded by name"] * 2
 
 
-def test_a_recurrence_in_a_loop_computes_in_integers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_recurrence_in_a_loop_computes_in_integers_also_with_weights_that_it_carries(
+    tmp_path: Path, carried: bool
+) -> None:
     body = """g (float[T,4,32] x, int64 n, float[4,32] h0) => (float[4,32] h, float[S,4,32] s) {
         t = Constant <value = bool {1}> ()
         h, s = Loop(n, t, h0) <body = step (int64 i, bool c, float[4,32] hi) => (bool go, float[4,32] ho, float[4,32] so) {
@@ -126,6 +129,9 @@ def test_a_recurrence_in_a_loop_computes_in_integers(tmp_path: Path) -> None:
             [in] a = MatMul(xi, w)  [state] b = MatMul(hi, u)  d = Add(a, b)  ho = Tanh(d)  so = Identity(ho)
         }>
     }"""
+    if carried:  # as TensorFlow's LSTMs do
+        body = body.replace("h, s = Loop(n, t, h0)", "h, v, s = Loop(n, t, h0, u)").replace("(hi, u)", "(hi, k)")
+        body = body.replace("hi) =>", "hi, float[32,32] k) =>").replace("ho, float", "ho, float[32,32] k, float")
     model = written(tmp_path, body, w=(32, 32), u=(32, 32))
     feeds = images(5, 4, 32, n=np.asarray(5), h0=np.zeros((4, 32), np.float32))
     result = quantized(model, feeds)
@@ -434,12 +440,16 @@ def test_what_stands_between_two_convolutions_gives_what_it_gives_in_float(tmp_p
     assert quantized(model, images(1, 16, 8, 8)).kernels == {"QLinearConv": 2}
 
 
-def test_a_tensor_that_the_data_leave_at_zero_keeps_its_reader_in_float(tmp_path: Path) -> None:
+def test_a_product_of_what_the_data_leave_at_zero_finds_its_range_at_run_time_and_a_convolution_stays_float(
+    tmp_path: Path,
+) -> None:
     body = "g (float[N,16] x) => (float[N,8] y) { [gone] z = Sub(x, x)  [dense] y = Gemm(z, m, b) }"
     model = written(tmp_path, body, m=np.full((16, 8), 12.7, np.float32), b=np.full(8, 0.04, np.float32))
-    assert (
-        reasons(quantized(model, images(3, 16)))["dense"] == "its input is zero in all the data, which gives no scale"
-    )
+    assert quantized(model, images(3, 16)).kernels["DynamicQuantizeMatMul"] == 1
+    body = "g (float[N,16,8,8] x) => (float[N,16,6,6] y) { [gone] z = Sub(x, x)  [conv] y = Conv(z, w, b) }"
+    model = written(tmp_path, body, w=(16, 16, 3, 3), b=(16,))
+    found = reasons(quantized(model, images(3, 16, 8, 8)))
+    assert found["conv"] == "its input is zero in all the data, which gives no scale"
 
 
 APART: dict[str, str] = {

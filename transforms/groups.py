@@ -76,6 +76,7 @@ def groups_of(transform: str) -> tuple[tuple[str, int], ...]:
 # A simpler graph with the same outputs: `requant quantize` runs this group first.
 join("simplify", 0, "inline_functions(ignore_errors=true)")
 join("simplify", 0, "remove_default_inputs")
+join("simplify", 10, "hoist_loop_constants")
 join("simplify", 10, "convert_opset(ignore_errors=true)")
 join("simplify", 20, "widen_floats")
 join("simplify", 30, "fold_constants")

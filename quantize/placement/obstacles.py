@@ -144,7 +144,8 @@ def _float_kernel(row: Op, facts: Facts) -> Kernel | None:
 def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot find its ranges at run time."""
     row = OPS[unit.op]
-    if row.dynamic is None or (strategy is Strategy.AUTO and row.kind == "compute" and facts.static):
+    has_scale = row.kind == "compute" and facts.static and not _reads_zeros(unit, facts)
+    if row.dynamic is None or (strategy is Strategy.AUTO and has_scale):
         return why.NO_FORM
     if found := _extension_obstacle(row.dynamic, facts):
         return found
@@ -293,11 +294,16 @@ def _tensor_obstacle(unit: Unit, facts: Facts, touched: Iterable[str]) -> Reason
 
 def _range_obstacle(unit: Unit, facts: Facts) -> Reason:
     """Return why `unit` cannot have static scales, or only useless ones."""
-    if OPS[unit.op].kind == "compute" and facts.ranges.get(unit.inputs[0], (-1.0, 1.0)) == (0.0, 0.0):
+    if OPS[unit.op].kind == "compute" and _reads_zeros(unit, facts):
         return why.ZERO_INPUT
     if facts.opset < FIRST_INTEGER_OPSET:
         return why.OLD_OPSET.about(facts.opset)
     return NONE if facts.static else why.NO_RANGES
+
+
+def _reads_zeros(unit: Unit, facts: Facts) -> bool:
+    """Whether the first input of a unit is zero in all the data."""
+    return facts.ranges.get(unit.inputs[0], (-1.0, 1.0)) == (0.0, 0.0)
 
 
 def _form_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:

@@ -45,6 +45,7 @@ EXPECTED_TRANSFORMS = (
     "fuse_resize_and_conv",
     "fuse_resize_pad_and_conv",
     "fuse_silu",
+    "hoist_loop_constants",
     "inline_functions",
     "insert_logging",
     "insert_qdq",
