@@ -93,6 +93,8 @@ class Accuracy:
         parts_db: By output that holds several quantities: its quiet part as an index, and the SQNR of this part in dB.
         divergence: The mean Kullback-Leibler divergence of the next token's distribution, in nats; None if no output
             scores tokens.
+        states: The outputs that feed the next sample. They are no results: their noise counts in the results of later
+            samples, since each model carries its own state.
     """
 
     samples: int
@@ -110,6 +112,7 @@ class Accuracy:
     class_output: str = ""
     parts_db: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     divergence: float | None = None
+    states: frozenset[str] = frozenset()
 
     @property
     def changed(self) -> int:
@@ -132,9 +135,20 @@ class Accuracy:
         return {**self.sqnr_db, **self.quiet_db}
 
     @property
+    def results_db(self) -> dict[str, float]:
+        """The SQNR of each float output that is no state, in dB; of all if there are only states."""
+        results = {name: value for name, value in self.sqnr_db.items() if name not in self.states}
+        return results or dict(self.sqnr_db)
+
+    @property
+    def result_parts_db(self) -> dict[str, tuple[str, float]]:
+        """The `parts_db` of the outputs in `results_db`."""
+        return {name: part for name, part in self.parts_db.items() if name in self.results_db}
+
+    @property
     def worst_sqnr_db(self) -> float:
-        """The lowest SQNR of an output, in dB."""
-        return min(self.sqnr_db.values(), default=math.inf)
+        """The lowest SQNR of a result, in dB."""
+        return min(self.results_db.values(), default=math.inf)
 
 
 @dataclass
@@ -149,6 +163,7 @@ class _Sums:
         rows: Signal and noise of each of its rows, if it can have parts.
         tokens: The divergence of the distributions of tokens.
         correct: For each label, whether the float model and the INT8 model predict it.
+        states: The outputs that feed the next sample.
     """
 
     any_labels: bool = False
@@ -158,10 +173,12 @@ class _Sums:
     rows: dict[str, Rows] = field(default_factory=dict)
     tokens: Divergence = field(default_factory=Divergence)
     correct: list[tuple[bool, bool]] = field(default_factory=list)
+    states: frozenset[str] = frozenset()
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
         """Add one sample."""
         self.samples += 1
+        self.states |= {link.output for link in sample.step.links} if sample.step is not None else set()
         for name, (signal, noise) in output_powers(reference, candidate).items():
             before = self.powers.get(name, (0.0, 0.0))
             self.powers[name] = (before[0] + signal, before[1] + noise)
@@ -194,6 +211,7 @@ class _Sums:
         sqnr = {name: decibels(*both) for name, both in self.powers.items()}
         labelled, found = _labelled(self.correct), self.classes
         plain = Accuracy(self.samples, None, sqnr, labelled, parts_db=self._parts_db(), divergence=self.tokens.mean)
+        plain = replace(plain, states=self.states)
         if not found.known:
             return plain
         count = found.predictions

@@ -83,9 +83,9 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     """
     by_class = _by_labels(accuracy) or _by_scores(accuracy)
     alone = by_class is not None and (by_class.judge == "labels" or accuracy.predictions == accuracy.items)
-    others = {name: value for name, value in accuracy.sqnr_db.items() if not alone or name != accuracy.class_output}
+    others = {name: value for name, value in accuracy.results_db.items() if not alone or name != accuracy.class_output}
     by_sqnr = _by_sqnr(others, LEAST_DB) if others or by_class is None else None
-    by_part = _by_part(accuracy.parts_db) if accuracy.parts_db else None
+    by_part = _by_part(accuracy.result_parts_db) if accuracy.result_parts_db else None
     by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
     found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
     decisive = next((each for each in found if not each.kept), found[0])

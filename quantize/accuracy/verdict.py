@@ -111,7 +111,9 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
         return f"{accuracy.changed} of {accuracy.predictions} {noun} changed ({where})"
     if accuracy.worst_sqnr_db == math.inf:
         return f"the same outputs ({where})"
-    place, (part, noise) = min(accuracy.parts_db.items(), key=lambda row: row[1][1], default=("", ("", math.inf)))
+    place, (part, noise) = min(
+        accuracy.result_parts_db.items(), key=lambda row: row[1][1], default=("", ("", math.inf))
+    )
     if noise < accuracy.worst_sqnr_db:
         return f"SQNR {decibels_text(noise)} at {place}{part} ({where})"
     return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at the worst output ({where})"
@@ -159,7 +161,8 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
     places = accuracy.places_db
     for name, value in places.items():
         if not (len(places) == 1 and shown in ("sqnr", "SQNR")):
-            yield "SQNR", f"{decibels_text(value)} at {name} ({where})"
+            kind = ", a state" if name in accuracy.states else ""
+            yield "SQNR", f"{decibels_text(value)} at {name}{kind} ({where})"
 
 
 def _items_row(found: Labelled | Versus, where: str) -> Row:

@@ -54,7 +54,7 @@ def _of_fixed_classes(job: Job, accuracy: Accuracy) -> Accuracy:
     if accuracy.labelled is not None or shape is None or len(shape) != ROWS or isinstance(shape[-1], int):
         return accuracy
     plain = Accuracy(accuracy.samples, None, accuracy.sqnr_db)
-    return replace(plain, parts_db=accuracy.parts_db, divergence=accuracy.divergence)
+    return replace(plain, parts_db=accuracy.parts_db, divergence=accuracy.divergence, states=accuracy.states)
 
 
 def judging_samples(source: Source, *, large: bool) -> Source:
@@ -68,16 +68,8 @@ def judging_samples(source: Source, *, large: bool) -> Source:
 
 
 def promised(job: Job, accuracy: Accuracy) -> Promise:
-    """Judge the accuracy of a model of a job.
-
-    A state that feeds the next step is no result. Its noise counts in the outputs of the later steps, since each model
-    carries its own state.
-    """
-    states = {link.output for link in job.judging.links} if job.judging is not None else set()
-    results = {name: value for name, value in accuracy.sqnr_db.items() if name not in states}
-    apart = job.held is not None or job.supply.ranges is not None
-    parts = {name: part for name, part in accuracy.parts_db.items() if name in results}
-    return promise(replace(accuracy, sqnr_db=results or accuracy.sqnr_db, parts_db=parts), apart=apart)
+    """Judge the accuracy of a model of a job."""
+    return promise(accuracy, apart=job.held is not None or job.supply.ranges is not None)
 
 
 def with_selected_outputs(

@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from requant.calibration.samples import Sample
+from requant.calibration.samples import Sample, Step
+from requant.calibration.state import Link
 from requant.quantize import Options, quantize_model
 from requant.quantize.accuracy import promise as rules
 from requant.quantize.accuracy.classes import evident_scores
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs
 from requant.quantize.accuracy.promise import promise
+from requant.quantize.accuracy.verdict import accuracy_rows
 from requant.quantize.steps import hold_out as holding
 from requant.quantize.steps.judge import JUDGED
 
@@ -68,6 +70,13 @@ JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
     "labels that are kept": (replace(SCORES, labelled=MANY_KEPT), "labels", True),
     "a signal": (Accuracy(8, None, {"a": 25.0, "b": 20.0}), "SQNR", True),
     "a lost signal": (Accuracy(8, None, {"a": 25.0, "b": -math.inf}), "SQNR", False),
+    "a state": (Accuracy(8, None, {"a": 25.0, "h": 3.0}, states=frozenset({"h"})), "SQNR", True),
+    "a part of a state": (
+        Accuracy(8, None, {"a": 25.0, "h": 25.0}, parts_db={"h": ("[:1]", 1.0)}, states=frozenset({"h"})),
+        "SQNR",
+        True,
+    ),
+    "nothing but a state": (Accuracy(8, None, {"h": 3.0}, states=frozenset({"h"})), "SQNR", False),
     "no outputs of floats": (Accuracy(8, None, {}), "SQNR", True),
 }
 
@@ -111,6 +120,15 @@ def test_a_transcript_may_shift_a_step() -> None:
     )
     assert (shifted.whole_drop, shifted.agreement) == (0.0, 0.8)
     assert other.whole_drop == pytest.approx(1 - (1 - 0.6) ** 2)
+
+
+def test_an_output_that_feeds_the_next_step_is_no_result() -> None:
+    sample = Sample({"x": np.zeros(1)}, None, "", Step(0, 0, (Link("h", "h0"),)))
+    found = compare_outputs([({"y": np.ones(4), "h": np.ones(4)}, {"y": np.full(4, 0.99), "h": np.zeros(4)}, sample)])
+    assert found.sqnr_db == pytest.approx({"y": 40.0, "h": 0.0})
+    assert found.worst_sqnr_db == found.results_db["y"]
+    rows = [text for _, text in accuracy_rows(found, "here", "")]
+    assert rows == ["40.0 dB at y (here)", "0.0 dB at h, a state (here)"]
 
 
 def probabilities(*shape: int) -> Any:
