@@ -144,6 +144,8 @@ def call_of(unit: Unit, around: Surroundings) -> Call | None:
     last = around.nodes.get(unit.nodes[-1])
     reader = sole_reader(last.outputs[0]) if last is not None and last.graph is around.model.graph else None
     shapes = [around.shapes[name] for name in (*unit.inputs, unit.outputs[0]) if name in around.shapes]
+    if unit.op == "Concat" and last is not None:
+        shapes = _with_constants(last, shapes)
     if reader is None or reader.op_type != "QuantizeLinear" or len(shapes) <= len(unit.inputs):
         return None
     images = all(len(shape) == IMAGE for shape in shapes) and (around.convolves or unit.op in IMAGES)
@@ -151,6 +153,16 @@ def call_of(unit: Unit, around: Surroundings) -> Call | None:
     if call is None or not images:
         return call
     return replace(call, shapes=[*(shapes[place] for place in call.order), *shapes[len(call.order) :]])
+
+
+def _with_constants(node: ir.Node, shapes: Sequence[Shape]) -> list[Shape]:
+    """Return the shapes of all inputs of a node and of its result, from those of its computed inputs and its result."""
+    known, found = iter(shapes), []
+    for value in node.inputs:
+        pair = _dequantized(value)
+        tensor = None if pair is None else constant(pair.inputs[0])
+        found.append(next(known, ()) if tensor is None else tuple(tensor.shape.numpy()))
+    return [*found, *known]
 
 
 # ------------------------------------------------------------------------------------------------------------ parts

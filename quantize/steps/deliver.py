@@ -29,7 +29,7 @@ from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
 from .evidence import RESCUE, evidence_of, gather_evidence, widest
-from .judge import UNMEASURED, judge, measure_accuracy, promised
+from .judge import UNMEASURED, is_slower, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
 from .ranges import TensorRanges
@@ -81,9 +81,10 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
     except RequantError as error:
         reason = f"the int8 model does not run: {error}"
         return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
-    if job.judged and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
+    slow = is_slower(job, trial.latencies)
+    if job.judged and not slow and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
         trial = _without_ruinous(job, ranges, trial)
-    if job.judged and not job.options.force_int8:
+    if job.judged and not slow and not job.options.force_int8:
         trial = relieved(job, ranges, trial)
     reason = _why_not(job, trial)
     if reason and not job.options.force_int8:
@@ -146,7 +147,8 @@ def _why_not(job: Job, trial: Trial) -> str:
     if not job.judged:  # random inputs are no evidence against a model
         return ""
     judged = promised(job, trial.accuracy)
-    return _too_slow(job, trial) if judged.kept else f"int8 loses too much accuracy, judged by {judged}"
+    by_speed = judged.kept or is_slower(job, trial.latencies)  # of a slow model, no weights were corrected
+    return _too_slow(job, trial) if by_speed else f"int8 loses too much accuracy, judged by {judged}"
 
 
 def _too_slow(job: Job, trial: Trial) -> str:

@@ -39,6 +39,7 @@ from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
 from ..placement.rules import choose_by
 from ..placement.search import place
+from .judge import is_slower, timed_briefly
 from .ranges import TensorRanges
 
 
@@ -68,20 +69,34 @@ def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[F
 
 
 def emit(job: Job, ranges: TensorRanges, evidence: Evidence) -> Candidate:
-    """Place the plan, apply it and correct the model."""
+    """Place the plan, apply it, and correct the model unless it is clearly slower than float."""
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     if job.policy.plan is not None:
         candidate = write(read_plan(job.policy.plan, facts, rules, strict=False))
         placement = Placement("plan")
     else:
         candidate, placement = place(job, facts, rules, write, evidence.noise)
-    return replace(correct(job, ranges, candidate), placement=placement, evidence=evidence)
+    made = _slow(job, ranges, candidate) or correct(job, ranges, candidate)
+    return replace(made, placement=placement, evidence=evidence)
+
+
+def _slow(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate | None:
+    """Return the model without corrections if it is clearly slower than float; None if it may be worth correcting."""
+    if not _adjusts(job) or not candidate.plan.has_int8 or not is_slower(job, timed_briefly(job, candidate)):
+        return None
+    final = apply_plan(job, ranges, candidate.plan, last=True)  # with fewer kernels than the candidate
+    return final if is_slower(job, timed_briefly(job, final)) else None
+
+
+def _adjusts(job: Job) -> bool:
+    """Whether weights and biases are adjusted to data."""
+    return bool(job.corrections & ADJUSTING) and job.judged and not job.weights.large
 
 
 def correct(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate:
     """Adjust weights and biases by the chosen corrections, and join convolutions whose results are only added."""
     adjusted: Mapping[str, Adjustment] = {}
-    if job.corrections & ADJUSTING and job.judged and not job.weights.large:
+    if _adjusts(job):
         pairs = job.options.format == "qdq" and not candidate.native
         adjusted = find_adjustments(job, candidate if pairs else apply_plan(job, ranges, candidate.plan, learns=True))
     if not adjusted and not candidate.native and not sums_of(job, candidate.plan):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +24,8 @@ JUDGED = 64  # samples that judge, at most
 JUDGED_STEPS = 256  # of sequences: errors need steps to accumulate
 ROWS = 2  # the rank of scores that are a row for each item
 UNMEASURED = Accuracy(0, None, {})
+SLOWER = 0.9  # a model with at most this share of the speed of float is not written, whatever its accuracy is
+BRIEF = 0.2  # the share of the measurement's duration that shows a model that slow
 
 
 def judge(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> Trial:
@@ -55,6 +57,21 @@ def _of_fixed_classes(job: Job, accuracy: Accuracy) -> Accuracy:
         return accuracy
     plain = Accuracy(accuracy.samples, None, accuracy.sqnr_db)
     return replace(plain, parts_db=accuracy.parts_db, divergence=accuracy.divergence, states=accuracy.states)
+
+
+def is_slower(job: Job, latencies: Sequence[Latency]) -> bool:
+    """Whether a model is clearly slower than the faster float model at each batch size, and the user did not force it.
+
+    No correction and no relief of units makes it fast enough, so that none is tried.
+    """
+    if not job.policy.timed or job.options.force_int8 or not latencies:
+        return False
+    return all(each.gain * (1 + each.uncertainty) <= SLOWER for each in latencies)
+
+
+def timed_briefly(job: Job, candidate: Candidate) -> tuple[Latency, ...]:
+    """Time a candidate as `judge` does, for a short time."""
+    return tuple(_timed_at(job, candidate, load, BRIEF) for load in job.loads)
 
 
 def judging_samples(source: Source, *, large: bool) -> Source:
@@ -107,12 +124,22 @@ def _tell(job: Job, total: int, done: int) -> None:
 
 def _timed(job: Job, candidate: Candidate) -> tuple[Latency, ...]:
     """Time the candidate against the float model at each batch size; empty without data."""
-    return tuple(_timed_at(job, candidate, load) for load in job.loads)
+    found = []
+    for load in job.loads:
+        job.progress("time" if len(job.loads) == 1 else f"time {load_name(load.batch, load.regime)}", 0, None)
+        found.append(_timed_at(job, candidate, load))
+    return tuple(found)
 
 
-def _timed_at(job: Job, candidate: Candidate, load: Load) -> Latency:
-    """Time the candidate against the float model on one feed; an INT8 model against the simplified float model too."""
-    job.progress("time" if len(job.loads) == 1 else f"time {load_name(load.batch, load.regime)}", 0, None)
+def _timed_at(job: Job, candidate: Candidate, load: Load, share: float = 1.0) -> Latency:
+    """Time the candidate against the float model on one feed; an INT8 model against the simplified float model too.
+
+    Args:
+        job: The job.
+        candidate: The model.
+        load: The feed.
+        share: The share of the usual duration.
+    """
     # a simplified model needs no constants folded in memory
     simplified = job.weights.large and not job.restored
     models: list[Model] = [job.float_source if simplified else job.timed, candidate.sessions]
@@ -124,6 +151,6 @@ def _timed_at(job: Job, candidate: Candidate, load: Load) -> Latency:
         weights=job.weights,
         threads=job.options.threads,
         batch=load.batch,
-        seconds=job.options.seconds,
+        seconds=job.options.seconds * share,
     )
     return replace(found, regime=load.regime)

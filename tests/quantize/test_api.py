@@ -332,6 +332,7 @@ CAREFUL = ("try tensors alone", "try weights alone", "correct weights")
 """The stages of any effort but the least."""
 
 
+@pytest.mark.usefixtures("int8_wins")
 def test_progress_names_its_stages(tmp_path: Path, product: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
     options = Options(seconds=0.0)
@@ -340,6 +341,27 @@ def test_progress_names_its_stages(tmp_path: Path, product: Path) -> None:
     assert [s for s in stages if s in ("simplify", "calibrate", "compare", "time", "inspect", *CAREFUL)] == stages
     assert stages == ["simplify", "calibrate", "compare", *CAREFUL, "time", "inspect"]
     assert ("calibrate", 6, 6) in told
+
+
+@pytest.mark.parametrize(
+    ("int8_ms", "force", "corrected"), [(3.0, False, False), (3.0, True, True), (2.1, False, True)]
+)
+def test_weights_of_a_model_that_is_clearly_slower_are_corrected_only_by_force(
+    product: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    set_latency: Callable[..., None],
+    *,
+    int8_ms: float,
+    force: bool,
+    corrected: bool,
+) -> None:
+    set_latency(monkeypatch, float_ms=2.0, int8_ms=int8_ms)
+    told: list[str] = []
+    options = Options(seconds=0.0, force_int8=force, place="rules")
+    result = quantize_model(product, feeds(x=(1, 64)), tmp_path / "q.onnx", options, lambda *step: told.append(step[0]))
+    assert ("correct weights" in told) is corrected
+    assert result.why_not.startswith("" if force else "int8 gains too little here")
 
 
 def test_the_result_says_what_was_done_for_accuracy_and_how_long_each_stage_took(tmp_path: Path, product: Path) -> None:

@@ -317,6 +317,7 @@ CONCAT = """g (float[N,3,9,8] x, float[N,2,9,8] x2) => (float[N,{count},9,8] y) 
     q = QuantizeLinear(x, s, z)    d = DequantizeLinear(q, s, z)
     q2 = QuantizeLinear(x2, p, m)  d2 = DequantizeLinear(q2, p, m)
     q3 = QuantizeLinear(x, o, n8)  d3 = DequantizeLinear(q3, o, n8)
+    d4 = DequantizeLinear(zeros, p, m)
     [join] c = Concat <axis = 1> ({order})
     r = QuantizeLinear(c, p, m)    y0 = DequantizeLinear(r, p, m)
     y = Conv (y0, k)
@@ -324,14 +325,15 @@ CONCAT = """g (float[N,3,9,8] x, float[N,2,9,8] x2) => (float[N,{count},9,8] y) 
 
 
 @needs_library
-@pytest.mark.parametrize(("order", "count"), [("d, d2", 5), ("d2, d3, d", 8)])
+@pytest.mark.parametrize(("order", "count"), [("d, d2", 5), ("d2, d3, d", 8), ("d, d4, d2", 7)])
 def test_a_concatenation_becomes_a_function_with_the_same_results(order: str, count: int) -> None:
     more = {"k": np.eye(count, dtype=np.float32).reshape(count, count, 1, 1), "o": np.asarray(0.06, np.float32)}
+    more["zeros"] = np.full((2, 2, 9, 8), 7, np.uint8)  # a constant, as where channels are padded
     made = model(CONCAT.format(order=order, count=count), **more)
     random = np.random.default_rng(1)
     feed = {name: random.normal(0, 3, (2, rows, 9, 8)).astype(np.float32) for name, rows in {"x": 3, "x2": 2}.items()}
     expected = outputs(without_library(made), feed)[0]
-    inputs = ("x", "x2") if count == 5 else ("x2", "x3", "x")
+    inputs = ("x2", "x3", "x") if count == 8 else ("x", "x2")
     unit = Unit(name="join", op="Concat", nodes=("join",), inputs=inputs, outputs=("c",))
     shapes = {"x": ("N", 3, 9, 8), "x2": ("N", 2, 9, 8), "x3": ("N", 3, 9, 8), "c": ("N", count, 9, 8)}
     assert wrap_units(made, [unit], shapes) == 1
