@@ -157,7 +157,7 @@ def compare_models(
     for load in loads:
         progress(f"time at {load_name(load.batch, load.regime)}", 0, None)
         found = time_models(timed, load.feed, weights=weights, threads=setting.threads, batch=load.batch)
-        latencies.append(replace(found, regime=load.regime))
+        latencies.append(replace(found, regime=load.regime, shapes=load.shapes))
     sizes = {"float_bytes": size_on_disk(models[0]), "int8_bytes": size_on_disk(models[1])}
     return Comparison(
         accuracy, tuple(latencies), compared, source.links, source.description, runtime=str(runtime.identity), **sizes

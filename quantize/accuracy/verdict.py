@@ -237,6 +237,8 @@ def latency_rows(timed: Latency) -> Iterator[Row]:
     yield f"latency, {timed.name}", f"{least} ({median}; {rate})"
     if timed.simple_ms is not None:
         yield "", f"simplified float {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x"
+    if timed.shapes:
+        yield "", f"timed on {timed.shapes}"
 
 
 def size_row(float_bytes: int, int8_bytes: int) -> Row:

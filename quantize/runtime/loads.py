@@ -10,13 +10,15 @@ import numpy as np
 
 from ...calibration.samples import Sample
 from ...calibration.sequences import COMPUTED, Carrier, Lengths, next_state
-from ...calibration.session import Array, Feed
+from ...calibration.session import Array, Feed, InputSpec
 from ...calibration.sources import Source
 from .inputs import first_sample, repeated
 from .timing import Regime
 
 LOOKED = 64
 """The most steps of the first sequence that a prompt and a cache are taken from."""
+COMPARED = 16
+"""Samples among which the timed one has the middle size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +29,27 @@ class Load:
         batch: Items per run.
         feed: The inputs.
         regime: The regime of a decoder; None for other models.
+        shapes: The shapes of the inputs whose sizes the model leaves open: ``"ids 1x32"``; empty without any.
     """
 
     batch: int
     feed: Feed
     regime: Regime | None = None
+    shapes: str = ""
 
 
 def loads_of(source: Source, batches: Sequence[int]) -> tuple[Load, ...]:
-    """Return the runs to time: the first feed of each batch size, or both regimes of a decoder at each batch size.
+    """Return the runs to time: a sample at each batch size, or both regimes of a decoder at each batch size.
+
+    The sample is the first one. If the model leaves sizes open, it is that of the middle size among the first samples.
 
     Raises:
         RequantError: There is no sample, or the model's inputs have no free batch axis.
     """
     regimes = None if source.carrier is None else _regimes(source, source.carrier)
+    if regimes is None and (found := _of_middle_size(source)) is not None:
+        feeds = [(batch, found if batch == 1 else repeated(source, found, batch)) for batch in batches]
+        return tuple(Load(batch, feed, shapes=_shapes(source, feed)) for batch, feed in feeds)
     if regimes is None:
         return tuple(Load(batch, first_sample(source, batch).feed) for batch in batches)
     return tuple(
@@ -48,6 +57,26 @@ def loads_of(source: Source, batches: Sequence[int]) -> tuple[Load, ...]:
         for batch in batches
         for regime, feed in regimes
     )
+
+
+def _of_middle_size(source: Source) -> Feed | None:
+    """Return the sample of the middle size among the first ones; None if the sizes are fixed or a state is carried."""
+    if source.links or not any(map(_is_open, source.inputs)):
+        return None
+    feeds = [sample.feed for sample in islice(source, COMPARED)]
+    feeds.sort(key=lambda feed: sum(array.size for array in feed.values()))
+    return feeds[(len(feeds) - 1) // 2] if feeds else None
+
+
+def _is_open(spec: InputSpec) -> bool:
+    """Whether a model leaves the length of an axis behind the first one open."""
+    return not all(isinstance(axis, int) for axis in spec.shape[1:])
+
+
+def _shapes(source: Source, feed: Feed) -> str:
+    """Return the names and shapes of the inputs whose sizes the model leaves open."""
+    found = [spec.name for spec in source.inputs if spec.name in feed and _is_open(spec)]
+    return ", ".join(f"{name} {'x'.join(map(str, feed[name].shape))}" for name in found)
 
 
 def _regimes(source: Source, carrier: Carrier) -> list[tuple[Regime, Feed]] | None:

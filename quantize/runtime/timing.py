@@ -50,6 +50,7 @@ class Latency:
         regime: The regime of a decoder; None for other models.
         uncertainty: How far the speed-up may be from the truth, as a share of it: 0.05 for 5 % more or less.
         clock: What the times are: CPU time of one thread, or wall time.
+        shapes: The shapes of the inputs whose sizes the model leaves open; empty without any.
     """
 
     float_ms: float
@@ -62,6 +63,7 @@ class Latency:
     regime: Regime | None = None
     uncertainty: float = 0.0
     clock: Clock = "wall"
+    shapes: str = ""
 
     @property
     def name(self) -> str:
@@ -115,7 +117,7 @@ def summary(float_times: Times, int8_times: Times, simple: Times | None = None, 
 
 
 def latency_json(latency: Latency) -> dict[str, Any]:
-    """Return a latency with its speed-up and throughput as plain JSON values; only decoders have a regime."""
+    """Return a latency with its speed-up as plain JSON values; regime and shapes only where there are any."""
     return {
         "float_ms": latency.float_ms,
         "int8_ms": latency.int8_ms,
@@ -130,4 +132,5 @@ def latency_json(latency: Latency) -> dict[str, Any]:
         "float_items_per_second": latency.float_rate,
         "int8_items_per_second": latency.int8_rate,
         **({} if latency.regime is None else {"regime": asdict(latency.regime)}),
+        **({"shapes": latency.shapes} if latency.shapes else {}),
     }

@@ -153,4 +153,4 @@ def _timed_at(job: Job, candidate: Candidate, load: Load, share: float = 1.0) ->
         batch=load.batch,
         seconds=job.options.seconds * share,
     )
-    return replace(found, regime=load.regime)
+    return replace(found, regime=load.regime, shapes=load.shapes)

@@ -15,7 +15,8 @@ from requant.quantize.accuracy.drop import Versus
 from requant.quantize.accuracy.metrics import metric_named
 from requant.quantize.accuracy.outputs import Accuracy, Labelled
 from requant.quantize.accuracy.promise import promise
-from requant.quantize.runtime.timing import Regime
+from requant.quantize.accuracy.verdict import latency_rows
+from requant.quantize.runtime.timing import Regime, latency_json
 
 CLASSES = Accuracy(
     64, 63 / 64, {"logits": 45.5}, None, 0.001, 64, 0.001, (0.0, 0.002), 64, 0.99, 10, class_output="logits"
@@ -175,3 +176,11 @@ def test_names_are_text_in_a_notebook_and_on_a_line() -> None:
     assert "<script" not in evil._repr_html_()
     assert "\x1b" not in evil._repr_html_() + str(evil)
     assert len(str(evil).splitlines()) == 1 + len(evil.rows())
+
+
+def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
+    rows = list(latency_rows(replace(FAST, shapes="ids 1x32")))
+    assert rows[-1] == ("", "timed on ids 1x32")
+    assert latency_json(replace(FAST, shapes="ids 1x32"))["shapes"] == "ids 1x32"
+    assert len(list(latency_rows(FAST))) == len(rows) - 1
+    assert "shapes" not in latency_json(FAST)

@@ -16,7 +16,7 @@ from requant import RequantError
 from requant.calibration import Source, input_specs, open_session, open_source
 from requant.cli import main
 from requant.quantize import Options, compare_models, quantize_model
-from requant.quantize.runtime.loads import LOOKED, Load, loads_of
+from requant.quantize.runtime.loads import COMPARED, LOOKED, Load, loads_of
 
 SCRIPT = Path(__file__).parents[3] / "sample_models" / "streams.py"
 sys.path.insert(0, str(SCRIPT.parent))
@@ -101,6 +101,18 @@ def test_each_batch_size_has_both_regimes(decoder: Path) -> None:
     ]
     assert loads[3].feed[KEY].shape == (4, 4, 17, 16)
     assert outputs(decoder, loads[3].feed)["logits"].shape == (4, 1, 512)
+
+
+@pytest.mark.parametrize(("lengths", "timed"), [([9, 3, 7, 1], 3), ([5, 5], 5), ([4], 4), ([2, *[8] * COMPARED, 1], 8)])
+def test_a_sample_of_the_middle_size_is_timed_where_sizes_are_open(
+    tmp_path: Path, lengths: list[int], timed: int
+) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[N,T] x, float[N,3] c) => (float[N,T] y) { y = Relu(x) }'
+    onnx.save_model(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    feeds = [{"x": np.zeros((1, length), np.float32), "c": np.zeros((1, 3), np.float32)} for length in lengths]
+    one, four = loads_of(opened(tmp_path / "m.onnx", feeds), (1, 4))
+    assert (one.feed["x"].shape, four.feed["x"].shape) == ((1, timed), (4, timed))
+    assert (one.shapes, four.shapes) == (f"x 1x{timed}", f"x 4x{timed}")
 
 
 def test_other_models_have_no_regimes(tmp_path: Path) -> None:
