@@ -52,7 +52,7 @@ def supervised(command: Callable[[], object]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would let nobody wait for a child
     parent, heeded = os.getpid(), ending.heeded()
     with _memory_file() as faults, _memory_file() as printed:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [*heeded, signal.SIGTSTP])  # until `_Watch` handles them
         child = os.fork()
         if child == 0:
             faulthandler.enable(faults)

@@ -194,8 +194,7 @@ def test_a_stopped_command_goes_on(start: Callable[[str], subprocess.Popen[str]]
     process = start("Path('begun').touch(); print(input())")
     wait_for((tmp_path / "begun").exists)
     process.send_signal(signal.SIGTSTP)
-    pid, status = os.waitpid(process.pid, os.WUNTRACED)
-    assert (pid, os.WIFSTOPPED(status)) == (process.pid, True)
+    wait_for(lambda: os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG))
     process.send_signal(signal.SIGCONT)
     assert process.communicate("on\n", timeout=60) == ("on\n", "")
 
