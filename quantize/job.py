@@ -63,7 +63,7 @@ class Job:
         held: Data that give nothing, so that the model can be judged on them; None if all data are in `source`.
         runtime: What runs the INT8 model, and both models where they are timed.
         judged: Whether the data are the user's: random inputs are no evidence for or against a model.
-        loads: The runs for timing and profiles: the first feed of each of `options.batches`; empty without data.
+        loads: The runs for timing and profiles, at each of `options.batches`; see `loads_of`. Empty without data.
         options: The user's options.
         progress: Called with the progress of each step.
     """

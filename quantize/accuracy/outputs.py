@@ -178,7 +178,8 @@ class _Sums:
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
         """Add one sample."""
         self.samples += 1
-        self.states |= {link.output for link in sample.step.links} if sample.step is not None else set()
+        if sample.step is not None:
+            self.states |= {link.output for link in sample.step.links}
         for name, (signal, noise) in output_powers(reference, candidate).items():
             before = self.powers.get(name, (0.0, 0.0))
             self.powers[name] = (before[0] + signal, before[1] + noise)
@@ -210,8 +211,8 @@ class _Sums:
         """Return the comparison of the samples so far."""
         sqnr = {name: decibels(*both) for name, both in self.powers.items()}
         labelled, found = _labelled(self.correct), self.classes
-        plain = Accuracy(self.samples, None, sqnr, labelled, parts_db=self._parts_db(), divergence=self.tokens.mean)
-        plain = replace(plain, states=self.states)
+        parts, tokens = self._parts_db(), self.tokens.mean
+        plain = Accuracy(self.samples, None, sqnr, labelled, parts_db=parts, divergence=tokens, states=self.states)
         if not found.known:
             return plain
         count = found.predictions

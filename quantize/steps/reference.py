@@ -134,7 +134,7 @@ def tried(sessions: Sessions, loads: Sequence[Load], threads: int) -> Sessions:
 def open_data(
     sessions: Sessions, data: DataSource | None, options: Options, weights: Weights
 ) -> tuple[Source | None, tuple[Load, ...]]:
-    """Open the data of the float model, and run it on the first sample of each batch size.
+    """Open the data of the float model, and run it once at each batch size.
 
     Returns:
         The data (random inputs where none are given, None where the model runs on none), and what is timed.
