@@ -34,6 +34,16 @@ JOINED = """<ir_version: 8, opset_import: ["" : 17]>
       [coarse] y = Conv<pads = [1, 1, 1, 1], group = 2>(c, v)
     }"""
 
+LOGARITHM = TEXT.replace("[last] y =", "[last] c =").replace(
+    "\n    }",
+    """
+      [least] l = Constant<value_float = 0.000001>()
+      [square] d = Mul(c, c)
+      [positive] e = Max(d, l)
+      [logarithm] y = Log(e)
+    }""",
+)
+
 
 def gathered(folder: Path, text: str = TEXT, **options: Any) -> Evidence:
     """Return the evidence of a model whose second convolution has one huge weight for a channel that is always 0."""
@@ -72,3 +82,11 @@ def test_tensors_that_have_the_scale_of_a_concat_are_tried_too(tmp_path: Path) -
     noise = gathered(tmp_path, JOINED).noise
     assert set(noise) == {"x", "a", "b", "c", "y"}
     assert noise["c"] == pytest.approx(noise["a"] + noise["b"], rel=1e-3)  # the same errors
+
+
+def test_a_lost_output_has_a_finite_noise(tmp_path: Path) -> None:
+    """One infinite noise would make the price of all others 0, so that no plan is quieter than another."""
+    found = gathered(tmp_path, LOGARITHM)
+    assert found.noise["e"] == evidence.LOST  # its least value becomes 0, and the logarithm of 0 is infinite
+    assert 0 < found.noise["a"] < evidence.LOST
+    assert "e" in found.kept_float
