@@ -233,6 +233,7 @@ class Placement:
         relieved: Whether more units became float later, to keep the promise of accuracy.
         uncertainty: How far the ratios of the times of the plans may be from the truth, as a share of them.
         sure: Whether the costs of units were measured without waiting for a processor.
+        chosen: The name of the plan among those that were timed; empty without any.
     """
 
     how: str = "rules"
@@ -242,6 +243,7 @@ class Placement:
     relieved: bool = False
     uncertainty: float = 0.0
     sure: bool = True
+    chosen: str = ""
 
     @property
     def doubts(self) -> list[str]:
@@ -256,6 +258,7 @@ class Placement:
             "how": self.how,
             "predicted_ms": self.predicted_ms,
             "tried_ms": dict(self.tried),
+            "chosen": self.chosen,
             "relieved": self.relieved,
             "uncertainty": self.uncertainty,
             "costs_sure": self.sure,

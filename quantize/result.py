@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..calibration.checks import Finding
-from .accuracy.outputs import Accuracy, accuracy_json
+from .accuracy.outputs import Accuracy, accuracy_json, decibels_text
 from .accuracy.promise import Promise
 from .accuracy.shown import as_html, as_text
 from .accuracy.verdict import (
@@ -19,7 +19,6 @@ from .accuracy.verdict import (
     accuracy_rows,
     answers_lost,
     data_row,
-    decibels_text,
     latency_rows,
     promise_row,
     runtime_rows,
@@ -316,17 +315,30 @@ def _native(result: Result) -> Iterator[Row]:
 def _placement(result: Result) -> Iterator[Row]:
     """Yield the method of placement, its trials, and the predicted time."""
     placement = result.placement
-    tried = ", ".join(f"{name} {ms:.2f} ms" for name, ms in placement.tried.items())
-    predicted = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
     if not placement.served:
+        predicted = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
         relieved = "; then units to float for accuracy" if placement.relieved else ""
-        yield "placement", placement.how + (f" ({tried})" if tried else "") + predicted + relieved
+        yield "placement", placement.how + _timed_plans(placement) + predicted + relieved
         return
     first = placement.served[0]
     yield "placement", f"{placement.how}: {first.chosen}, of {len(first.tried)} plans"
     for each in placement.served:
         other = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
         yield f"placement, {each.name}", f"{each.tried[each.chosen]:.2f} ms{other}"
+
+
+def _timed_plans(placement: Placement) -> str:
+    """Return the chosen plan and its time, the other plans, and why a faster one was not taken."""
+    tried = placement.tried
+    if not placement.chosen:
+        return f" ({', '.join(f'{name} {ms:.2f} ms' for name, ms in tried.items())})" if tried else ""
+    others = [f"{name!r} {ms:.2f}" for name, ms in tried.items() if name != placement.chosen]
+    text = f": {placement.chosen!r}, {tried[placement.chosen]:.2f} ms"
+    text += f", of {len(tried)} plans (others: {', '.join(others)})" if others else ""
+    fastest = min(tried, key=tried.__getitem__)
+    if tried[fastest] == tried[placement.chosen]:
+        return text
+    return f"{text}; {fastest!r} gains too little for its noise, for native operators, or beside the error of the clock"
 
 
 def _effort(result: Result) -> Iterator[Row]:

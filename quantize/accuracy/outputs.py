@@ -328,6 +328,13 @@ def decibels(signal: float, noise: float) -> float:
     return 10.0 * math.log10(signal / noise) if signal > 0.0 and math.isfinite(noise) else -math.inf
 
 
+def decibels_text(value: float) -> str:
+    """Return an SQNR: ``45.5 dB``, or words for an infinite one."""
+    if math.isfinite(value):
+        return f"{value:.1f} dB"
+    return "no difference" if value > 0 else "nothing in common"
+
+
 def binomial_p(broken: int, fixed: int) -> float:
     """Return the two-sided p-value of an exact binomial test of `broken` against `fixed` (McNemar's, exact).
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .outputs import Accuracy, finite
+from .outputs import Accuracy, decibels_text, finite
 
 SHARE = 0.005
 """The share of the float model's accuracy that may be lost, 0..1."""
@@ -167,7 +167,7 @@ def _by_part(parts_db: Mapping[str, tuple[str, float]]) -> Promise:
 
 def _of_worst(worst: float, where: str, least: float) -> Promise:
     """Judge by an SQNR in dB and the least that is needed."""
-    text = f"{worst:.1f} dB at {where}, {least:.0f} dB are needed"
+    text = f"{decibels_text(worst)} at {where}, {least:.0f} dB are needed"
     error = _amplitude(worst)
     return Promise("SQNR", worst >= least, text, error, (error / _amplitude(least)) ** 2)
 

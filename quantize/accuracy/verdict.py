@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ..model.files import size_text
 from ..runtime.timing import Latency
 from .drop import Versus
-from .outputs import Accuracy, Labelled
+from .outputs import Accuracy, Labelled, decibels_text
 from .promise import Promise, is_sure
 
 Row: TypeAlias = tuple[str, str]
@@ -42,13 +42,6 @@ def factor(value: float) -> str:
     ('12x', '2.9x', '1.04x')
     """
     return f"{value:.{0 if value >= 9.95 else 1 if value >= 1.095 else 2}f}x"
-
-
-def decibels_text(value: float) -> str:
-    """Return an SQNR: ``45.5 dB``, or words for an infinite one."""
-    if math.isfinite(value):
-        return f"{value:.1f} dB"
-    return "no difference" if value > 0 else "nothing in common"
 
 
 def _ratio(before: float, after: float, less: str, more: str, same: str) -> str:

@@ -325,7 +325,7 @@ def _native_or_stock(
         replace(row, chosen=other, predicted_ms=more.predicted_ms)
         for row, more in zip(served_now, last.served, strict=True)
     )
-    return found, replace(placement, predicted_ms=last.predicted_ms, served=rows_of_other)
+    return found, replace(placement, predicted_ms=last.predicted_ms, served=rows_of_other, chosen=other)
 
 
 def _tell(job: Job, total: int, before: int, done: int = 0) -> None:
@@ -441,7 +441,8 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     predicted = [None if each is None else each.total / 1e3 for each in spent]
     rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
     sure = all(size.known.sure for size in sizes)
-    return candidates[best], Placement("measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure)
+    placement = Placement("measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure, chosen=best)
+    return candidates[best], placement
 
 
 def _runners(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict[str, LoadedModel]:

@@ -20,6 +20,8 @@ OFF = 2.0
 """By this factor an announced time may be wrong before it is corrected."""
 SLOWEST = 3  # stages in an announcement
 MINUTES = 120.0  # from here on, times are in minutes
+LEARNED = frozenset({"try tensors alone", "try weights alone", "correct weights"})
+"""The stages that low effort leaves out. Of long work they are named where they are more than half of it."""
 UNITS: Mapping[str, str] = {
     "calibrate": "samples",
     "observe means": "samples",
@@ -120,7 +122,7 @@ class Lines:
     def expect(self, seconds: Mapping[str, float]) -> None:
         """Take how long stages will take, about; print it if that is long."""
         with self._lock:
-            self._expected = dict(seconds)
+            self._expected = {name: took + self._spent.get(name, 0.0) for name, took in seconds.items()}
             text = announcement(seconds)
             if text:
                 self._whole = time.monotonic() - self._began + math.fsum(seconds.values())
@@ -182,12 +184,17 @@ class Lines:
 
 
 def announcement(seconds: Mapping[str, float]) -> str:
-    """Return how long stages will take together, about, with the slowest ones; empty if they are not `LONG`."""
+    """Return how long stages will take together, about, with the slowest ones; empty if they are not `LONG`.
+
+    Of minutes, most of which are for what `LEARNED` names, it says how long they are without.
+    """
     whole = math.fsum(seconds.values())
     if whole < LONG:
         return ""
     slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SLOWEST]
-    return f"about {duration(whole)} to go: {', '.join(f'{name} {duration(seconds[name])}' for name in slowest)}"
+    text = f"about {duration(whole)} to go: {', '.join(f'{name} {duration(seconds[name])}' for name in slowest)}"
+    short = math.fsum(took for name, took in seconds.items() if name not in LEARNED)
+    return f"{text}; about {duration(short)} with low effort" if whole >= MINUTES and 2 * short < whole else text
 
 
 def duration(seconds: float) -> str:

@@ -40,7 +40,9 @@ LEFT = 0.1
 Where all units are int8 they remove as much noise as all weights add when they are rounded to nearest: 1.0e-4 of 1.0e-4
 in a ResNet-20, 3.8e-4 of 3.9e-4 in a MobileNetV1, at least 0.99 of 1.4e-3 in an ESPCN (powers relative to the outputs).
 """
-LOST = 1.0  # the most noise that counts, over the power of an output: behind it, it is lost (a logarithm of 0 is infinite)
+LOST = (
+    1.0  # the most noise that counts, over the power of an output: behind it, it is lost (a logarithm of 0 is infinite)
+)
 FINE_DB = 45.0  # with less noise the model is as good as float: no tensors are tried alone
 
 

@@ -15,8 +15,9 @@ from ..job import Job
 from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.estimates import runs_in
-from ..placement.search import LEAST_MS, ROUNDS
-from ..runtime.clock import MOST_ROUNDS, TURN
+from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
+from ..placement.search import LEAST_MS
+from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP
 from .evidence import EVIDENCE
 from .judge import JUDGED
 
@@ -25,8 +26,11 @@ BINNED = 3.0
 TRIED = 0.01  # seconds for a tensor beside the runs: building its part of the model
 ADJUSTED = 0.05  # seconds for a layer beside the multiplications and runs
 PRODUCT = 1e-10  # seconds for one multiplication of learned rounding
-MEASURED = 0.25  # seconds for one plan: writing, loading and profiling it
-PLANS = 10  # plans that are timed in turns
+LOADED = 0.01  # seconds for one unit of a plan: writing, loading and reading its profile
+PROFILES = 9  # plans that are profiled: float, each integer form, rules, and those of the costs
+PLANS = 8  # plans that are timed in turns; then the best one beside the same without native operators
+REPEATED = 1.5  # measurements until the times are sure, the first one included
+RELIEVED = 2  # models that the relief of a model makes until one keeps the promise
 
 
 def forecast(job: Job) -> dict[str, float]:
@@ -34,7 +38,8 @@ def forecast(job: Job) -> dict[str, float]:
 
     They follow from the time of one run, the number of samples, tensors and layers, the effort, and how many other
     processes want the processors. `calibrate` is missing if the number of samples is unknown. The constants are from
-    five small models, of which most stages took between half and twice the estimate.
+    six small models, of which most stages took between half and twice the estimate. What is done only where a model
+    misses the promise of accuracy is not in it.
     """
     if job.feed is None or job.source is None:
         return {}
@@ -48,17 +53,37 @@ def forecast(job: Job) -> dict[str, float]:
         found["calibrate"] = job.source.length * (run + passes * ELEMENT * elements)
     if effort.seconds and not job.weights.large:
         products = sum(OPS[unit.op].weight is not None for unit in job.all_int8_plan.units if unit.op in OPS)
-        for part, count in (("tensors", len(tensors)), ("weights", products)):
-            found[f"try {part} alone"] = min(count * EVIDENCE * run / 2, effort.seconds) + TRIED * count
+        for part, count, share in (("tensors", len(tensors), 0.5), ("weights", products, 1.0)):
+            found[f"try {part} alone"] = min(count * EVIDENCE * run * share, effort.seconds) + TRIED * count
     if job.corrections & ADJUSTING:
         found["correct weights"] = _correcting(job, run, sizes)
-    timed = min(job.options.seconds, MOST_ROUNDS * TURN * 2 * run)
-    found["time"] = 1.5 * timed * len(job.loads)
+    found["time"] = _in_turns(run, 3, job.options.seconds) * len(job.loads)
     if job.policy.how == "measured" and 1e3 * run >= LEAST_MS and not job.weights.large:
-        found["measure costs"] = (6 + ROUNDS) * (MEASURED + 3 * run) * len(job.loads)
-        found["compare placements"] = max(timed, PLANS * 3 * run) * len(job.loads)
+        load = LOADED * len(job.all_int8_plan.units)
+        profiled = min(max(PROFILED / 1e6, LEAST_RUNS * run), MOST_RUNS * run)
+        found["measure costs"] = PROFILES * TURNS * (load + profiled) * len(job.loads)
+        races = (PLANS * load + _in_turns(run, count, job.options.seconds) for count in (PLANS, 2))
+        found["compare placements"] = math.fsum(races) * len(job.loads)
     crowd = _crowd()
     return {stage: crowd * seconds for stage, seconds in found.items()}
+
+
+def forecast_relief(job: Job) -> dict[str, float]:
+    """Return the seconds of the stages of `relieved` behind its trials of single tensors, as `forecast` does."""
+    every = forecast(job)
+    compared = every.get("compare", 0.0) / (2 if EFFORTS[job.options.effort].seconds else 1)
+    corrected = every.get("correct weights", 0.0)
+    found = {"correct weights": RELIEVED * corrected, "compare": RELIEVED * compared, "time": every.get("time", 0.0)}
+    return {stage: seconds for stage, seconds in found.items() if seconds}
+
+
+def _in_turns(run: float, models: int, seconds: float) -> float:
+    """Return the seconds for which `race` times some models, each of them as slow as `run` seconds."""
+    slow = WARM_UP * run > SLOW
+    turn = models * run * (1 if slow else TURN if TURN * run <= TURN_SECONDS else LEAST_TURN)
+    least = turn * (FEW_ROUNDS if slow else LEAST_ROUNDS)
+    warm_up = models * run * (1 if slow else WARM_UP)
+    return REPEATED * (warm_up + max(least, min(seconds, MOST_ROUNDS * turn)))
 
 
 def _crowd() -> float:

@@ -14,8 +14,10 @@ from ..placement.joins import joins_of
 from ..placement.noise import Noises
 from ..placement.rules import able
 from ..placement.search import PricedPlans, plans_by_price
+from ..runtime.progress import expect
 from .emit import correct, plan_by_rules
 from .evidence import RESCUE, evidence_of, widest
+from .forecast import forecast_relief
 from .judge import judge, measure_accuracy, promised
 from .ranges import TensorRanges
 
@@ -48,6 +50,7 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     evidence = _evidence(job, ranges, trial)
     if not evidence.noise:
         return trial
+    expect(job.progress, forecast_relief(job))
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plans = plans_by_price(job, facts, rules, write, evidence.noise)
     joins = joins_of(facts, rules, able(facts, rules))

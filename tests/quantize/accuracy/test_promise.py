@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def test_what_judges_a_model(accuracy: Accuracy, judge: str, kept: bool) -> None
     assert (found.judge, found.kept) == (judge, kept)
     assert (found.excess > 1) is not kept
     assert found.text
+    assert not re.search("inf|nan", found.text)
 
 
 @given(st.floats(0, 60), st.floats(0, 60))

@@ -16,6 +16,7 @@ from requant.quantize.accuracy.metrics import metric_named
 from requant.quantize.accuracy.outputs import Accuracy, Labelled
 from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.verdict import latency_rows
+from requant.quantize.job import Placement
 from requant.quantize.runtime.timing import Regime, latency_json
 
 CLASSES = Accuracy(
@@ -184,3 +185,23 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
     assert latency_json(replace(FAST, shapes="ids 1x32"))["shapes"] == "ids 1x32"
     assert len(list(latency_rows(FAST))) == len(rows) - 1
     assert "shapes" not in latency_json(FAST)
+
+
+@pytest.mark.parametrize(
+    ("placement", "text"),
+    [
+        (Placement("rules"), "rules"),
+        (
+            Placement("measured", 1.2, {"rules": 2.0, "cut 1": 1.0}, chosen="cut 1"),
+            "measured: 'cut 1', 1.00 ms, of 2 plans (others: 'rules' 2.00); sum of costs 1.20 ms",
+        ),
+        (
+            Placement("measured", None, {"rules": 2.0, "cut 1": 1.9}, chosen="rules", relieved=True),
+            "measured: 'rules', 2.00 ms, of 2 plans (others: 'cut 1' 1.90); 'cut 1' gains too little for its noise, "
+            + "for native operators, or beside the error of the clock; then units to float for accuracy",
+        ),
+    ],
+    ids=["not timed", "fastest", "slower"],
+)
+def test_the_row_of_the_placement_says_which_plan_was_taken(placement: Placement, text: str) -> None:
+    assert dict(replace(RESULT, placement=placement).rows())["placement"] == text

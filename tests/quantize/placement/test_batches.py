@@ -256,8 +256,16 @@ def test_one_batch_size_is_timed_once(model: Path, monkeypatch: pytest.MonkeyPat
     clock = Clock({16: {"rules": 30.0, "all": 20.0, "cut": 15.0}})
     candidates, found, placement = raced(model, monkeypatch, clock, (16,))
     assert found is candidates["cut"]
-    assert (len(clock.calls), placement.served) == (1, ())
-    assert set(placement.to_json()) == {"how", "predicted_ms", "tried_ms", "relieved", "uncertainty", "costs_sure"}
+    assert (len(clock.calls), placement.served, placement.chosen) == (1, (), "cut")
+    assert set(placement.to_json()) == {
+        "how",
+        "predicted_ms",
+        "tried_ms",
+        "chosen",
+        "relieved",
+        "uncertainty",
+        "costs_sure",
+    }
 
 
 # --------------------------------------------------------------------------------------------------------- by costs
@@ -501,9 +509,10 @@ def test_native_operators_are_compared_with_the_same_plan_without_them(
     tried = {"cut 1": 1.0, "rules": 2.0}
     for count in (1, 2):
         before = Placement("measured", 1.0, tried, served(LOADS, "cut 1", ["cut 1"] * 2, [tried] * 2, [None] * 2))
-        before = before if count > 1 else replace(before, served=())
+        before = replace(before, chosen="cut 1", served=before.served if count > 1 else ())
         found, placement = searching._native_or_stock(sizes[:count], {"cut 1": best}, best, before)
         assert found.native is native
         assert placement.tried == {**tried, "cut 1, stock": gain}
         assert [row.tried for row in placement.served] == [placement.tried] * len(before.served)
-        assert {row.chosen for row in placement.served} <= {"cut 1" if native else "cut 1, stock"}
+        assert placement.chosen == ("cut 1" if native else "cut 1, stock")
+        assert {row.chosen for row in placement.served} <= {placement.chosen}

@@ -89,6 +89,25 @@ def test_only_long_work_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert announcement({"calibrate": 600.0}) == "about 10 min to go: calibrate 10 min"
 
 
+def test_of_long_work_the_shorter_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LONG", 10.0)
+    long = {"calibrate": 30.0, "time": 10.0, "correct weights": 200.0, "try tensors alone": 20.0}
+    assert announcement(long).endswith(", calibrate 30 s, try tensors alone 20 s; about 40 s with low effort")
+    assert "low effort" not in announcement({**long, "calibrate": 300.0})  # most of the time is not for corrections
+    assert "low effort" not in announcement({"correct weights": 100.0})
+
+
+def test_work_that_is_announced_again_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that has taken 30 seconds before takes another 12; all was announced as 42 seconds then."""
+    told = Told(monkeypatch)
+    told.lines.expect({"compare": 30.0})
+    told.at(0, "compare", 0, None)
+    told.at(30, "units to float", 0, 4)
+    told.lines.expect({"compare": 12.0})
+    assert told.at(30) == ["   30.00 s  about 12 s to go: compare 12 s"]
+    assert not any("in all" in line for line in told.at(41, "compare", 0, None))
+
+
 def test_a_stopwatch_passes_everything_on() -> None:
     class Taken:
         def __init__(self) -> None:
