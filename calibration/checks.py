@@ -182,8 +182,9 @@ def _constant(seen: Observations, inputs: frozenset[str]) -> list[Finding]:
         if name not in seen.ranges and row.count > seen.samples and row.variance <= ROUNDING * row.mean**2:
             constants[name] = row.mean
     rows = []
+    check = ("that is right for a first state only: check how the data are read", "check how the data are read")
     for name in sorted(inputs & constants.keys()):
-        message = f"input {name!r} is {constants[name]:.6g} in all samples; check how the data are read"
+        message = f"input {name!r} is {constants[name]:.6g} in all samples; {check[bool(constants[name])]}"
         rows.append(Finding("constant", name, message, "warning"))
     inner = sorted(constants.keys() - inputs)
     for what, names in (

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..calibration.checks import Finding
+from ..system.printable import one_line
 from .accuracy.outputs import Accuracy, accuracy_json, decibels_text
 from .accuracy.promise import Promise
 from .accuracy.shown import as_html, as_text
@@ -29,6 +30,7 @@ from .accuracy.verdict import (
 )
 from .job import Placement
 from .options.efforts import CORRECTIONS, EFFORTS
+from .placement.rows import placement_rows
 from .runtime.timing import Latency, latency_json
 
 
@@ -232,6 +234,7 @@ class Result:
 
 SLOWEST = 3  # stages whose time is shown
 REASONS = 12  # rows about float nodes; the other nodes are counted
+NAME = 80  # the most characters of the name of a node in a row
 
 
 def _rows(result: Result) -> Iterator[Row]:
@@ -256,11 +259,15 @@ def _rows(result: Result) -> Iterator[Row]:
     for timed in result.latencies:
         yield from latency_rows(timed)
     yield from _native(result)
-    yield from _placement(result)
+    yield from placement_rows(result.placement)
     yield from _effort(result)
     if result.relieved:
         channels = sum(result.relieved.values())
-        yield "16-bit sums", f"{channels} channels of {len(result.relieved)} operators lost weight range"
+        units = f"{channels} channels of {len(result.relieved)} operators"
+        yield (
+            "16-bit sums",
+            f"{units} have coarser weights: this CPU's sums cannot saturate; their noise is counted above",
+        )
     yield size_row(result.float_bytes, result.int8_bytes)
     yield from _rejected(result)
     yield from _in_float(result)
@@ -312,35 +319,6 @@ def _native(result: Result) -> Iterator[Row]:
         yield "", f"without this library {native.stock_ms:.3f} ms: {ratio:.2f}x"
 
 
-def _placement(result: Result) -> Iterator[Row]:
-    """Yield the method of placement, its trials, and the predicted time."""
-    placement = result.placement
-    if not placement.served:
-        predicted = "" if placement.predicted_ms is None else f"; sum of costs {placement.predicted_ms:.2f} ms"
-        relieved = "; then units to float for accuracy" if placement.relieved else ""
-        yield "placement", placement.how + _timed_plans(placement) + predicted + relieved
-        return
-    first = placement.served[0]
-    yield "placement", f"{placement.how}: {first.chosen}, of {len(first.tried)} plans"
-    for each in placement.served:
-        other = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
-        yield f"placement, {each.name}", f"{each.tried[each.chosen]:.2f} ms{other}"
-
-
-def _timed_plans(placement: Placement) -> str:
-    """Return the chosen plan and its time, the other plans, and why a faster one was not taken."""
-    tried = placement.tried
-    if not placement.chosen:
-        return f" ({', '.join(f'{name} {ms:.2f} ms' for name, ms in tried.items())})" if tried else ""
-    others = [f"{name!r} {ms:.2f}" for name, ms in tried.items() if name != placement.chosen]
-    text = f": {placement.chosen!r}, {tried[placement.chosen]:.2f} ms"
-    text += f", of {len(tried)} plans (others: {', '.join(others)})" if others else ""
-    fastest = min(tried, key=tried.__getitem__)
-    if tried[fastest] == tried[placement.chosen]:
-        return text
-    return f"{text}; {fastest!r} gains too little for its noise, for native operators, or beside the error of the clock"
-
-
 def _effort(result: Result) -> Iterator[Row]:
     """Yield the effort, its corrections, and the slowest stages."""
     if not result.seconds:
@@ -363,7 +341,7 @@ def _in_float(result: Result) -> Iterator[Row]:
     title = "float nodes"
     for group, count in groups.most_common(REASONS):
         operator, reason = group
-        named = f"({example[group]})" if count == 1 else f"(such as {example[group]})"
+        named = f"({'such as ' if count > 1 else ''}{one_line(example[group], NAME)})"
         yield title, f"{count} {operator} {named}: {reason}"
         title = ""
     rest = sum(count for _, count in groups.most_common()[REASONS:])

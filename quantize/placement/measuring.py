@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -124,8 +124,17 @@ def profile_float(bench: Bench, known: Measured) -> tuple[Spent | None, Measured
     return whole, replace(known, prices=replace(known.prices, layouts=layouts))
 
 
-def measure_units(bench: Bench, known: Measured) -> tuple[Candidate, Measured]:
+def untold(done: int) -> None:
+    """Tell nobody how many plans were measured."""
+
+
+def measure_units(bench: Bench, known: Measured, tell: Callable[[int], None] = untold) -> tuple[Candidate, Measured]:
     """Measure every unit in float and in each integer form, within whole models.
+
+    Args:
+        bench: The bench.
+        known: The state.
+        tell: Called with the number of plans that were measured.
 
     Returns:
         The model with every unit in integers, and the state with the costs.
@@ -135,7 +144,8 @@ def measure_units(bench: Bench, known: Measured) -> tuple[Candidate, Measured]:
     (in_float, in_int8), known = profile(bench, known, [bench.job.float_source, wide.source])
     known = _with_costs(known, in_float, dict.fromkeys(space.forms, Impl.FLOAT))
     known = with_profile(known, wide.plan, in_int8)
-    for impl in OTHER_FORMS:
+    for done, impl in enumerate(OTHER_FORMS, 2):
+        tell(done)
         plan = wide.plan.with_choices({name: Choice(impl) for name, forms in space.forms.items() if impl in forms})
         if plan.choices == wide.plan.choices:
             continue

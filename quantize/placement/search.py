@@ -22,6 +22,7 @@ from .facts import Facts
 from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float, with_profile
 from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_idle
 from .pricing import (
+    OTHER_FORMS,
     Prices,
     Space,
     float_time,
@@ -35,6 +36,7 @@ from .pricing import (
 from .reasons import TOO_NOISY
 from .rules import able, all_int8_plan, native_plan, native_products_plan, stock_plan
 
+FORMS = 3 + len(OTHER_FORMS)  # plans that give the costs: float, u8, each other form, and the rules
 ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
 LEAST_MS = 0.02  # of shorter runs, a profile in whole microseconds says little
 SHARE = 1.0  # time for comparing plans, as a share of the time for the latency
@@ -274,13 +276,12 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
     long = [index for index, size in enumerate(sizes) if not size.brief]
     if not long:
         return bench.candidate(_as_asked(bench.job, space.facts, space.rules)), Placement("rules")
-    tell = partial(_tell, bench.job, 3 + ROUNDS * len(long))
+    tell = partial(_tell, bench.job, 1 + (FORMS + ROUNDS) * len(long))
     tell(1)
-    for index in long:
-        sizes[index] = _with_units(sizes[index], candidates)
-    tell(2)
     for position, index in enumerate(long):
-        done = partial(tell, 3 + ROUNDS * position)
+        sizes[index] = _with_units(sizes[index], candidates, partial(tell, 1 + FORMS * position))
+    for position, index in enumerate(long):
+        done = partial(tell, 1 + FORMS * len(long) + ROUNDS * position)
         sizes[index] = _with_cuts(sizes[index], candidates, _tag(sizes[index], sizes), done)
     if len(long) > 1:
         plan = _untried([sizes[index].known.prices for index in long], candidates)
@@ -349,14 +350,21 @@ def _with_float(size: Size) -> Size:
     return replace(size, known=replace(known, prices=prices), brief=whole.total < 1e3 * LEAST_MS)
 
 
-def _with_units(size: Size, candidates: dict[str, Candidate]) -> Size:
-    """Return a batch size with the costs of its units, and add the plan ``all`` to the candidates."""
+def _with_units(size: Size, candidates: dict[str, Candidate], tell: Callable[[int], None]) -> Size:
+    """Return a batch size with the costs of its units, and add the plan ``all`` to the candidates.
+
+    Args:
+        size: The batch size.
+        candidates: The candidates so far.
+        tell: Called with the number of plans, of `FORMS`, that were measured.
+    """
     known, space = size.known, size.known.prices.space
     missing = any(lacks_float(known.prices, name) for name in space.keys.keys() - known.prices.absorbed)
     if missing or has_unmeasured(known.prices):
-        candidates["all"], known = measure_units(size.bench, known)
+        candidates["all"], known = measure_units(size.bench, known, tell)
     elif "all" not in candidates:
         candidates["all"] = size.bench.candidate(all_int8_plan(space.facts, space.rules))
+    tell(FORMS - 1)
     # the plans that follow are near the rules, and a kernel's time depends on its neighbours
     return replace(size, known=measure_plan(size.bench, known, candidates["rules"]))
 

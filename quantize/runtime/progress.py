@@ -30,7 +30,7 @@ UNITS: Mapping[str, str] = {
     "try tensors alone": "tensors",
     "try weights alone": "units",
     "correct weights": "units",
-    "measure costs": "steps",
+    "measure costs": "plans",
 }
 """What the numbers of a stage count."""
 

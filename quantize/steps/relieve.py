@@ -57,11 +57,11 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     noise = Noises.of(rules, evidence.noise, evidence.noise_of, joins, evidence.noise_of_weights).of_plan
     accuracy, missing, best = trial.accuracy, noise(trial.candidate.plan), None
     for number in range(ROUNDS):
+        job.progress("units to float", number, ROUNDS)
         limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missing
         plans, found, took = _faster(plans, noise, best, missing) if best else _fastest(plans, noise, limit)
         if found is None or not found.has_int8:
             break
-        job.progress("units to float", number, ROUNDS)
         candidate = _corrected(job, ranges, write(found), trial, evidence)
         accuracy = measure_accuracy(job, candidate)
         if promised(job, accuracy).kept:

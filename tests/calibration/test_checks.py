@@ -380,6 +380,7 @@ def test_constant_tensors() -> None:
         ("constant", "a", "note"),
     ]
     assert told[0].message.startswith("input 'mask' is 1 in all samples;")
+    assert told[1].message.startswith("input 'x' is 0 in all samples; that is right for a first state only")
     assert told[2].message.startswith("zero in all samples: 'dead';")
     assert told[3].message.startswith("constant in all samples: 'a', 'b';")
 

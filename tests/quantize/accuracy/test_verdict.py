@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -205,3 +206,9 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
 )
 def test_the_row_of_the_placement_says_which_plan_was_taken(placement: Placement, text: str) -> None:
     assert dict(replace(RESULT, placement=placement).rows())["placement"] == text
+
+
+def test_long_names_lose_their_middle_in_a_row() -> None:
+    rows = dict(replace(RESULT, float_nodes=(FloatNode("net/" + 200 * "x" + "/add", "Add", "its reason"),)).rows())
+    assert re.fullmatch(r"1 Add \(net/x+\.\.\.x+/add\): its reason", rows["float nodes"])
+    assert len(rows["float nodes"]) < 120
