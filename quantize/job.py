@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -251,6 +251,33 @@ class Placement:
         unsure = doubt(self.uncertainty)
         times = [f"{unsure}, of the times by which the plan was chosen"] if unsure else []
         return times if self.sure else [ROUGH, *times]
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield its rows in the table of a result: the method, the plans that were timed, and the predicted time."""
+        if not self.served:
+            predicted = "" if self.predicted_ms is None else f"; sum of costs {self.predicted_ms:.2f} ms"
+            relieved = "; then units to float for accuracy" if self.relieved else ""
+            yield "placement", f"{self.how}{self._timed}{predicted}{relieved}"
+            return
+        first = self.served[0]
+        yield "placement", f"{self.how}: {first.chosen}, of {len(first.tried)} plans"
+        for each in self.served:
+            own = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
+            yield f"placement, {each.name}", f"{each.tried[each.chosen]:.2f} ms{own}"
+
+    @property
+    def _timed(self) -> str:
+        """The chosen plan, its time, the others, and why a faster one was not taken; empty without timed plans."""
+        tried, chosen = self.tried, self.chosen
+        if not chosen:
+            return ""
+        others = ", ".join(f"{name!r} {ms:.2f}" for name, ms in tried.items() if name != chosen)
+        text = f": {chosen!r}, {tried[chosen]:.2f} ms" + (
+            f", of {len(tried)} plans (others: {others})" if others else ""
+        )
+        best = min(tried, key=tried.__getitem__)
+        why = "gains too little for its noise, for native operators, or beside the error of the clock"
+        return text if tried[best] == tried[chosen] else f"{text}; {best!r} {why}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values; `served` only for several batch sizes."""

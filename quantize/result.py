@@ -30,7 +30,6 @@ from .accuracy.verdict import (
 )
 from .job import Placement
 from .options.efforts import CORRECTIONS, EFFORTS
-from .placement.rows import placement_rows
 from .runtime.timing import Latency, latency_json
 
 
@@ -259,7 +258,7 @@ def _rows(result: Result) -> Iterator[Row]:
     for timed in result.latencies:
         yield from latency_rows(timed)
     yield from _native(result)
-    yield from placement_rows(result.placement)
+    yield from result.placement.rows()
     yield from _effort(result)
     if result.relieved:
         channels = sum(result.relieved.values())
