@@ -19,6 +19,7 @@ from .promise import Promise, is_sure
 Row: TypeAlias = tuple[str, str]
 """A name and a value; the name is empty where a row continues the row above."""
 
+SIMPLER = 1.2  # a simplified float model this many times as fast as the user's is named in the first line
 NOT_INT8 = "NOT INT8"
 MISSED = "GOAL MISSED"
 
@@ -74,7 +75,7 @@ def _speed(latencies: Sequence[Latency]) -> str:
     if not latencies:
         return "not timed"
     texts = [
-        _ratio(each.float_ms, each.int8_ms, "faster", "slower", "as fast as float") + _in_doubt(each)
+        _ratio(each.float_ms, each.int8_ms, "faster", "slower", "as fast as float") + _remarks(each)
         for each in latencies
     ]
     if len(texts) == 1:
@@ -82,9 +83,16 @@ def _speed(latencies: Sequence[Latency]) -> str:
     return ", ".join(f"{text} at {each.name}" for text, each in zip(texts, latencies, strict=True))
 
 
-def _in_doubt(timed: Latency) -> str:
-    """Return how unsure a speed-up is, in parentheses; empty if it is sure."""
-    return f" ({timed.doubt})" if timed.doubt else ""
+def _remarks(timed: Latency) -> str:
+    """Return how much of a speed-up is that of simplified float, and how unsure it is, in parentheses, or nothing."""
+    simple = timed.float_ms / (timed.simple_ms or timed.float_ms)
+    return _in_parentheses(f"simplified float alone {factor(simple)}" if simple >= SIMPLER else "", timed.doubt)
+
+
+def _in_parentheses(*remarks: str) -> str:
+    """Return the remarks that are not empty behind a space, in parentheses; nothing without any."""
+    told = "; ".join(filter(None, remarks))
+    return f" ({told})" if told else ""
 
 
 def answers_lost(accuracy: Accuracy, where: str) -> str:
@@ -226,7 +234,7 @@ def latency_rows(timed: Latency) -> Iterator[Row]:
     """Yield a latency with its speed-up and throughput."""
     median = f"median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms"
     rate = f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} {'tokens' if timed.regime else 'items'}/s"
-    least = f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x{_in_doubt(timed)}"
+    least = f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x{_in_parentheses(timed.doubt)}"
     yield f"latency, {timed.name}", f"{least} ({median}; {rate})"
     if timed.simple_ms is not None:
         yield "", f"simplified float {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x"
