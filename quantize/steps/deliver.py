@@ -39,6 +39,11 @@ from .remake import record_making
 NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
 )
+LOSES = "int8 loses too much accuracy, judged by"
+ADVICE = (
+    "to lose less: {}'requant sensitivity' names the tensors that lose most; --max-drop with --metric and --eval-data "
+    "judges by what the model is for"
+)
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 RUINED_DB = 8.0  # a dynamically quantized model with less is not kept: its noise has a sixth of the power of the output
 EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # float units with these reasons compute in integers nevertheless
@@ -88,7 +93,10 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
         trial = relieved(job, ranges, trial)
     reason = _why_not(job, trial)
     if reason and not job.options.force_int8:
-        return _keep_float(job, ranges, trial, output, reason)
+        run = _keep_float(job, ranges, trial, output, reason)
+        more = "" if job.options.effort == "high" else "--effort high tries more; "
+        advice = (ADVICE.format(more),) if reason.startswith(LOSES) else ()
+        return replace(run, result=replace(run.result, notes=(*run.result.notes, *advice)))
     run = _finish(job, ranges, trial, output)
     if not reason:
         return run
@@ -148,7 +156,7 @@ def _why_not(job: Job, trial: Trial) -> str:
         return ""
     judged = promised(job, trial.accuracy)
     by_speed = judged.kept or is_slower(job, trial.latencies)  # of a slow model, no weights were corrected
-    return _too_slow(job, trial) if by_speed else f"int8 loses too much accuracy, judged by {judged}"
+    return _too_slow(job, trial) if by_speed else f"{LOSES} {judged}"
 
 
 def _too_slow(job: Job, trial: Trial) -> str:
