@@ -183,7 +183,8 @@ class _Sums:
         for name, (signal, noise) in output_powers(reference, candidate).items():
             before = self.powers.get(name, (0.0, 0.0))
             self.powers[name] = (before[0] + signal, before[1] + noise)
-            self.rows[name] = self.rows.get(name, Rows()).with_sample(reference[name], candidate[name])
+            if is_float(reference[name]):
+                self.rows[name] = self.rows.get(name, Rows()).with_sample(reference[name], candidate[name])
         self.tokens = self.tokens.with_sample(reference, candidate, sample)
         expected, actual = self.classes.add(reference, candidate, sample) or (None, None)
         if sample.label is not None:
@@ -317,8 +318,13 @@ def powers(exact: Array, other: Array) -> Powers:
 
 
 def output_powers(reference: Outputs, candidate: Outputs) -> dict[str, Powers]:
-    """Return the `powers` of each float output of the reference, by name."""
-    return {name: powers(value, candidate[name]) for name, value in reference.items() if is_float(value)}
+    """Return the `powers` of each float output of the reference, by name; without any, of outputs of numbers.
+
+    Where 1 of 200 indices is another one, the noise of indices is about 1 % of their power: 20 dB.
+    """
+    floats = [name for name, value in reference.items() if is_float(value)]
+    others = (name for name, value in reference.items() if isinstance(value, np.ndarray) and value.dtype.kind in "biu")
+    return {name: powers(reference[name], candidate[name]) for name in floats or others}
 
 
 def decibels(signal: float, noise: float) -> float:

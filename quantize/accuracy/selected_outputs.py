@@ -1,17 +1,21 @@
-"""Outputs that a model selects by its own scores. Their length changes with the last bit of one score."""
+"""Outputs that a model selects by its own scores. Their length or order changes with the last bit of one score."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
 from ...transforms.graph import constant
 from ...transforms.inference import inferred
+from ...transforms.ops import OPS
 from .outputs import Accuracy
 
 SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
+CHOOSES = SELECTS | {"ArgMax", "ArgMin", "Equal"}
+LAYERS = frozenset({"LSTM", "GRU", "RNN", "Einsum", "If", "Loop", "Scan"})
+"""Operators that compute new quantities, beside the products of `OPS`."""
 
 
 def unlike(accuracy: Accuracy) -> list[str]:
@@ -19,10 +23,10 @@ def unlike(accuracy: Accuracy) -> list[str]:
     return [name for name, value in accuracy.sqnr_db.items() if value == -math.inf]
 
 
-Source = tuple[str | None, int, str]  # the name of a node, the index of its input, and a label for the tensor
+Reader = tuple[str | None, int, str]  # the name of a node, the index of its input, and a label for the tensor
 
 
-def selected_from(model: ir.Model) -> list[Source]:
+def selected_from(model: ir.Model) -> list[Reader]:
     """Return the float tensors that `SELECTS` operators of a simplified model read."""
     known = inferred(model)
     return [
@@ -34,12 +38,81 @@ def selected_from(model: ir.Model) -> list[Source]:
     ]
 
 
+def chosen_outputs(model: ir.Model) -> dict[str, tuple[Reader, ...]]:
+    """Return the outputs that a simplified model chooses by its own scores, and the float tensors it chooses them from.
+
+    A TopK, an ArgMax, or the peaks of a map (``x == MaxPool(x)``) compare scores with each other. Where two of them are
+    nearly equal, the last bit of one decides which entry comes first, and the outputs of two models differ in many
+    numbers though neither is wrong. What the entries are taken from tells more: the scores, and the boxes beside them.
+    An output is left out where layers read what was chosen, as the decoders of some detectors do: they must be judged.
+    """
+    known = inferred(model)
+    chosen: set[ir.Value] = set()
+    beyond: set[ir.Value] = set()  # computed by layers from what was chosen
+    for node in model.graph:
+        inputs = {value for value in node.inputs if value is not None}
+        if inputs & beyond or (inputs & chosen and _is_layer(node)):
+            beyond |= set(node.outputs)
+        elif inputs & chosen or _chooses(node, known):
+            chosen |= set(node.outputs)
+    found: dict[str, tuple[Reader, ...]] = {}
+    for output in model.graph.outputs:
+        last = output.producer()
+        if output in chosen and last is not None:
+            read = {label.partition(" (into ")[0]: (name, i, label) for name, i, label in _behind(last, chosen, known)}
+            found[str(output.name)] = tuple(read.values())
+    return {name: readers for name, readers in found.items() if readers}
+
+
+def compared_readers(model: ir.Model, compared: Collection[str]) -> list[Reader]:
+    """Return the readers of tensors that were compared in place of outputs, from the names of what was compared."""
+    chosen = (reader for found in chosen_outputs(model).values() for reader in found)
+    every = {label: (name, index, label) for name, index, label in (*selected_from(model), *chosen)}
+    return [reader for label, reader in every.items() if label in compared]
+
+
+def _is_layer(node: ir.Node) -> bool:
+    """Whether a node computes new quantities from its inputs."""
+    row = OPS.get(node.op_type)
+    return bool(node.domain) or node.op_type in LAYERS or (row is not None and row.kind == "compute")
+
+
+def _chooses(node: ir.Node, known: Mapping[str, ir.Value]) -> bool:
+    """Whether a node compares float scores with each other; an Equal with a constant does not."""
+    if node.op_type not in CHOOSES or node.domain:
+        return False
+    computed = [v for v in node.inputs if v is not None and constant(v) is None and _is_float(known.get(str(v.name)))]
+    return len(computed) >= (2 if node.op_type == "Equal" else 1)
+
+
+def _behind(node: ir.Node, chosen: Collection[ir.Value], known: Mapping[str, ir.Value]) -> Iterator[Reader]:
+    """Yield the float tensors from which a node, and those before it, take what was chosen."""
+    nodes, seen = [node], {node}
+    while nodes:
+        node = nodes.pop()
+        for index, value in enumerate(node.inputs):
+            before = None if value is None else value.producer()
+            if value is None or constant(value) is not None:
+                continue
+            if value in chosen and before is not None:
+                nodes += [] if before in seen else [before]
+                seen.add(before)
+            elif _is_float(known.get(str(value.name))):
+                yield node.name, index, f"{value.name} (into {node.op_type})"
+
+
 def _is_float(value: ir.Value | None) -> bool:
     """Whether the type of a tensor is known and float."""
     return value is not None and value.dtype is ir.DataType.FLOAT
 
 
-def showing(model: ir.Model, sources: Iterable[Source], outputs: Collection[str]) -> ir.Model:
+def shows(model: ir.Model, sources: Iterable[Reader]) -> bool:
+    """Whether an INT8 model still has some nodes that read tensors: a native operator may have taken their place."""
+    nodes = {node.name: node for node in model.graph}
+    return all(name in nodes and index < len(nodes[name].inputs) for name, index, _ in sources)
+
+
+def showing(model: ir.Model, sources: Iterable[Reader], outputs: Collection[str]) -> ir.Model:
     """Return a copy of a model in which inputs of nodes replace some outputs.
 
     Args:

@@ -8,12 +8,13 @@ from functools import partial
 from itertools import islice
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ... import RequantError
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Plan
 from ..accuracy.outputs import Accuracy
-from ..accuracy.selected_outputs import selected_from, showing
+from ..accuracy.selected_outputs import compared_readers, showing
 from ..job import Candidate, Evidence, Job
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.facts import Facts
@@ -208,10 +209,15 @@ def _tried(
         return {}
     samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
     compared = accuracy.sqnr_db
-    sources = [source for source in selected_from(job.simple) if source[-1] in compared]
+    sources = compared_readers(job.simple, compared)
     unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
     judged = showing(job.simple, sources, unlike) if sources else job.simple
+    if sources:
+        RemoveUnusedNodesPass()(judged)
+    here = {*ir.convenience.create_value_mapping(judged.graph), *(node.name for node in judged.graph.all_nodes())}
+    tried = {name: part for name, part in parts.items() if name in here}  # others do not reach what is compared
     progress = partial(job.progress, stage)
     progress(0, len(parts))  # the first part may wait long for its session
     runs = runs_for(job, samples[0].feed, seconds) if samples else 0
-    return trial(judged, parts, samples, optimize=not job.model_qparams, runs=runs, progress=progress)
+    found = trial(judged, tried, samples, optimize=not job.model_qparams, runs=runs, progress=progress)
+    return {name: found.get(name, math.inf) for name in parts} if found else {}

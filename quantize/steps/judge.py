@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import FEW
 from ...calibration.sources import Source
 from ..accuracy.classes import Outputs
 from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import Model, judge_pair, time_models
-from ..accuracy.promise import Promise, promise
-from ..accuracy.selected_outputs import selected_from, showing, unlike
+from ..accuracy.promise import LEAST_DB, Promise, promise
+from ..accuracy.selected_outputs import Reader, chosen_outputs, selected_from, showing, shows, unlike
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
 from ..runtime.loads import Load
@@ -92,25 +94,54 @@ def promised(job: Job, accuracy: Accuracy) -> Promise:
 def with_selected_outputs(
     job: Job, candidate: Candidate, compare: Callable[[Sessions, Sessions], Accuracy]
 ) -> Accuracy:
-    """Compare two models; if outputs differ in length, compare inner tensors instead.
+    """Compare two models; in place of outputs that a model selects by its scores, compare what it selects from.
 
-    An operator such as NonMaxSuppression selects entries by scores. If it selects another number of entries in the INT8
-    model, its inputs are compared instead of its outputs.
+    An operator such as NonMaxSuppression may select another number of entries in the INT8 model. A TopK may put them in
+    another order: its inputs count only where the outputs seem to lose too much. Integers, such as the result of an
+    ArgMax, have no SQNR at all.
 
     Args:
         job: The job.
         candidate: The INT8 model.
         compare: Compares the float model with the INT8 model.
     """
-    accuracy = compare(job.opened, candidate.sessions)
-    carried = {link.output for link in job.source.links} if job.source is not None else set()
-    different = [name for name in unlike(accuracy) if name not in carried]  # the next step needs the state
-    sources = selected_from(job.simple) if different else []
-    if not sources:
-        return accuracy
-    shown = (showing(model, sources, different) for model in (job.simple, candidate.model))
+    carried = {link.output for link in job.source.links} if job.source is not None else set()  # read by the next step
+    chosen = {name: found for name, found in chosen_outputs(job.simple).items() if name not in carried}
+    integers = [
+        str(each.name) for each in job.simple.graph.outputs if each.dtype is not None and each.dtype.is_integer()
+    ]
+    apart = {name: chosen[name] for name in integers if name in chosen}
+    accuracy = _showing(job, candidate, compare, apart)
+    if accuracy is None:
+        apart, accuracy = {}, compare(job.opened, candidate.sessions)
+    every, found = tuple(selected_from(job.simple)), accuracy.sqnr_db
+    more = {name: every for name in unlike(accuracy) if name not in carried}
+    more |= {name: chosen[name] for name in found if name in chosen and found[name] < LEAST_DB}
+    return (_showing(job, candidate, compare, {**apart, **more}) if more else None) or accuracy
+
+
+def _showing(
+    job: Job,
+    candidate: Candidate,
+    compare: Callable[[Sessions, Sessions], Accuracy],
+    apart: Mapping[str, Sequence[Reader]],
+) -> Accuracy | None:
+    """Compare two models with tensors in place of some outputs; None without any, or if the INT8 model lacks them.
+
+    Args:
+        job: The job.
+        candidate: The INT8 model.
+        compare: As for `with_selected_outputs`.
+        apart: By output, the tensors that are compared in its place.
+    """
+    sources = {label: (name, index, label) for found in apart.values() for name, index, label in found}.values()
+    if not sources or not shows(candidate.model, sources):
+        return None
+    shown = (showing(model, sources, apart) for model in (job.simple, candidate.model))
     before, after = (serialize(model, job.folder) for model in shown)
-    return compare(Sessions(before), Sessions(after, runtime=job.runtime))
+    with suppress(RequantError):  # a tensor may be of bytes in the INT8 model
+        return compare(Sessions(before), Sessions(after, runtime=job.runtime))
+    return None
 
 
 def _ignore_labels(before: Outputs, after: Outputs, sample: Sample) -> None:

@@ -26,7 +26,8 @@ from ...transforms.graph import nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.plan import Plan
 from ..accuracy.outputs import decibels
-from ..accuracy.selected_outputs import selected_from, showing
+from ..accuracy.promise import LEAST_DB
+from ..accuracy.selected_outputs import chosen_outputs, selected_from, showing
 from ..job import Evidence, Job
 from ..model.files import staging
 from ..options.efforts import EFFORTS
@@ -333,8 +334,8 @@ def _ranges(job: Job, source: Source, seen: Observations) -> TensorRanges:
 def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Switchboard, list[str]]:
     """Open the switchable model; return it with warnings.
 
-    If scores select the elements of an output, and their number varies, the tensor from which they are selected is
-    compared instead.
+    If scores select the elements of an output, and their number or order varies, or they are integers, the tensor from
+    which they are selected is compared instead.
 
     Raises:
         RequantError: There is nothing to try, or nothing to compare.
@@ -353,18 +354,25 @@ def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Sw
         notes = []
     opened = partial(switchboard, optimize=not job.model_qparams, folder=job.folder)
     board = opened(job.simple, plan, qparams, constants)
+    chosen, every = chosen_outputs(job.simple), selected_from(job.simple)
+    apart = [*chosen] if not board.outputs else _selected(board, samples, chosen) if every or chosen else []
+    readers = {reader[-1]: reader for name in apart for reader in chosen.get(name, every)}
+    if readers:
+        notes.append(f"what {', '.join(map(repr, apart))} are selected from is compared instead")
+        board = opened(showing(job.simple, readers.values(), apart), plan, qparams, constants)
     if not board.outputs:
         raise RequantError(f"{job.path}: has no float output to compare")
-    sources = selected_from(job.simple)
-    unlike = _selected(board, samples) if sources else []
-    if unlike:
-        notes.append(f"what {', '.join(map(repr, unlike))} are selected from is compared instead")
-        board = opened(showing(job.simple, sources, unlike), plan, qparams, constants)
     return board, notes
 
 
-def _selected(board: Switchboard, samples: Sequence[Sample]) -> list[str]:
-    """Return the outputs whose shape differs between samples of one shape, or between float and integers."""
+def _selected(board: Switchboard, samples: Sequence[Sample], chosen: Collection[str]) -> list[str]:
+    """Return the outputs whose shape differs between samples of one shape, or between float and integers.
+
+    Args:
+        board: The switchable model.
+        samples: The samples.
+        chosen: Outputs whose order may differ: those that seem to lose too much are returned too.
+    """
     shapes: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
     for sample in samples:
         fed = tuple(sorted((name, array.shape) for name, array in sample.feed.items()))
@@ -372,7 +380,12 @@ def _selected(board: Switchboard, samples: Sequence[Sample]) -> list[str]:
             shapes.setdefault((name, fed), set()).add(value.shape)
     several = {str(name) for (name, _), found in shapes.items() if len(found) > 1}
     (powers,) = noises(board, [board.everything], samples)
-    return [name for name, sums in powers.items() if name in several or decibels(*sums) == -math.inf]
+    found = {name: decibels(*sums) for name, sums in powers.items()}
+    return [
+        name
+        for name, value in found.items()
+        if name in several or value == -math.inf or (name in chosen and value < LEAST_DB)
+    ]
 
 
 def _plan(job: Job, found: TensorRanges) -> Plan:

@@ -16,7 +16,16 @@ from requant import RequantError
 from requant.calibration import Sample
 from requant.calibration.session import Array
 from requant.quantize.accuracy.classes import NO_CLASS, predictions
-from requant.quantize.accuracy.outputs import Accuracy, Labelled, binomial_p, decibels, measure, powers, score_interval
+from requant.quantize.accuracy.outputs import (
+    Accuracy,
+    Labelled,
+    binomial_p,
+    decibels,
+    measure,
+    output_powers,
+    powers,
+    score_interval,
+)
 
 counts = st.integers(0, 400)
 
@@ -255,6 +264,16 @@ def test_another_shape_is_another_answer() -> None:
 def test_outputs_that_are_no_tensors_are_left_out() -> None:
     found = compared([[np.ones(3)]], [[np.zeros(3)]])
     assert (found.sqnr_db, found.agreement, found.worst_sqnr_db) == ({}, None, math.inf)
+
+
+def test_integers_count_where_there_are_no_floats() -> None:
+    ids = np.arange(1, 201)
+    other = np.where(ids == 10, 200, ids)
+    assert 15 < compared([ids], [other]).sqnr_db["out"] < 25
+    assert compared([ids], [ids]).sqnr_db == {"out": math.inf}
+    same = np.ones(2, np.float32)
+    assert output_powers({"y": same, "ids": ids}, {"y": same, "ids": other}) == {"y": (2.0, 0.0)}
+    assert output_powers({"on": ids > 10}, {"on": other > 10}) == {"on": (190.0, 1.0)}
 
 
 def test_decibels() -> None:

@@ -328,6 +328,14 @@ def test_outputs_that_come_in_another_number_are_told_by_what_they_are_selected_
     assert 20 < found.sqnr_db < 60
 
 
+def test_integers_are_told_by_what_they_are_chosen_from(tmp_path: Path) -> None:
+    text = "net (float[1,64] x) => (int64[1,1] y) { [only] a = MatMul(x, w) [most] y = ArgMax<axis = 1>(a) }"
+    onnx.save(build(text, w=weights(64, 64)), tmp_path / "class.onnx")
+    found = measure_sensitivity(tmp_path / "class.onnx", feeds(4, 1, 64))
+    assert found.outputs == ("a (into ArgMax)",)
+    assert 20 < found.sqnr_db < 60
+
+
 @pytest.mark.parametrize("what", ["data", "calibration", "weights"])
 def test_what_is_kept_is_not_of_other_things(chain: Path, what: str) -> None:
     data = feeds(4, 1, CHANNELS, 8, 8)
