@@ -6,7 +6,7 @@
   samples, chance alone makes the interval wide.
 - Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
 - Any other output: at least `LEAST_DB`. The part of it that holds smaller quantities, such as the scores beside the
-  boxes of a detector: at least `PART_DB`.
+  boxes of a detector, and scores into a TopK: at least `PART_DB`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .outputs import Accuracy, decibels_text, finite
+from .selected_outputs import holds_scores
 
 SHARE = 0.005
 """The share of the float model's accuracy that may be lost, 0..1."""
@@ -84,8 +85,10 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     by_class = _by_labels(accuracy) or _by_scores(accuracy)
     alone = by_class is not None and (by_class.judge == "labels" or accuracy.predictions == accuracy.items)
     others = {name: value for name, value in accuracy.results_db.items() if not alone or name != accuracy.class_output}
-    by_sqnr = _by_sqnr(others, LEAST_DB) if others or by_class is None else None
-    by_part = _by_part(accuracy.result_parts_db) if accuracy.result_parts_db else None
+    parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in others.items() if holds_scores(name)}}
+    others = {name: value for name, value in others.items() if not holds_scores(name)}
+    by_part = _by_part(parts) if parts else None
+    by_sqnr = _by_sqnr(others, LEAST_DB) if others or (by_class is None and by_part is None) else None
     by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
     found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
     decisive = next((each for each in found if not each.kept), found[0])

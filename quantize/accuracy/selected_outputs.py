@@ -14,6 +14,7 @@ from .outputs import Accuracy
 
 SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
 CHOOSES = SELECTS | {"ArgMax", "ArgMin", "Equal"}
+RANKS = ("TopK", "Equal")  # operators that compare the scores of a detector, and read nothing else
 LAYERS = frozenset({"LSTM", "GRU", "RNN", "Einsum", "If", "Loop", "Scan"})
 """Operators that compute new quantities, beside the products of `OPS`."""
 
@@ -69,6 +70,11 @@ def compared_readers(model: ir.Model, compared: Collection[str]) -> list[Reader]
     chosen = (reader for found in chosen_outputs(model).values() for reader in found)
     every = {label: (name, index, label) for name, index, label in (*selected_from(model), *chosen)}
     return [reader for label, reader in every.items() if label in compared]
+
+
+def holds_scores(label: str) -> bool:
+    """Whether a tensor that is compared in place of an output holds the scores of a detector, from its label."""
+    return label.endswith(tuple(f" (into {op})" for op in RANKS))
 
 
 def _is_layer(node: ir.Node) -> bool:

@@ -78,6 +78,10 @@ JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
         True,
     ),
     "nothing but a state": (Accuracy(8, None, {"h": 3.0}, states=frozenset({"h"})), "SQNR", False),
+    "scores that are ranked": (Accuracy(8, None, {"boxes (into Gather)": 25.0, "m (into TopK)": 16.0}), "SQNR", True),
+    "lost scores": (Accuracy(8, None, {"boxes (into Gather)": 25.0, "m (into TopK)": 14.0}), "SQNR", False),
+    "lost boxes": (Accuracy(8, None, {"boxes (into Gather)": 19.0, "m (into TopK)": 25.0}), "SQNR", False),
+    "nothing but scores": (Accuracy(8, None, {"m (into TopK)": 16.0}), "SQNR", True),
     "no outputs of floats": (Accuracy(8, None, {}), "SQNR", True),
 }
 
