@@ -15,6 +15,8 @@ from .outputs import Accuracy
 SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
 CHOOSES = SELECTS | {"ArgMax", "ArgMin", "Equal"}
 RANKS = ("TopK", "Equal")  # operators that compare the scores of a detector, and read nothing else
+SAME_SCORES = frozenset({"ReduceMax", "Sigmoid", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
+"""Operators whose result holds the scores, or the best ones, of their input."""
 LAYERS = frozenset({"LSTM", "GRU", "RNN", "Einsum", "If", "Loop", "Scan"})
 """Operators that compute new quantities, beside the products of `OPS`."""
 
@@ -56,12 +58,13 @@ def chosen_outputs(model: ir.Model) -> dict[str, tuple[Reader, ...]]:
             beyond |= set(node.outputs)
         elif inputs & chosen or _chooses(node, known):
             chosen |= set(node.outputs)
+    ranks = _ranked(model, known) if chosen else {}
     found: dict[str, tuple[Reader, ...]] = {}
     for output in model.graph.outputs:
         last = output.producer()
         if output in chosen and last is not None:
-            read = {label.partition(" (into ")[0]: (name, i, label) for name, i, label in _behind(last, chosen, known)}
-            found[str(output.name)] = tuple(read.values())
+            behind = {v.name: (node.name, i, ranks.get(v, node.op_type)) for node, i, v in _behind(last, chosen, known)}
+            found[str(output.name)] = tuple((node, i, f"{name} (into {op})") for name, (node, i, op) in behind.items())
     return {name: readers for name, readers in found.items() if readers}
 
 
@@ -91,8 +94,22 @@ def _chooses(node: ir.Node, known: Mapping[str, ir.Value]) -> bool:
     return len(computed) >= (2 if node.op_type == "Equal" else 1)
 
 
-def _behind(node: ir.Node, chosen: Collection[ir.Value], known: Mapping[str, ir.Value]) -> Iterator[Reader]:
-    """Yield the float tensors from which a node, and those before it, take what was chosen."""
+def _ranked(model: ir.Model, known: Mapping[str, ir.Value]) -> dict[ir.Value, str]:
+    """Return the tensors of scores that `RANKS` operators compare, with the operator that compares them."""
+    found: dict[ir.Value, str] = {}
+    for node in reversed(model.graph):
+        operator = node.op_type if node.op_type in RANKS and _chooses(node, known) else None
+        if operator is None and node.op_type in SAME_SCORES and node.outputs[0] in found:
+            operator = found[node.outputs[0]]
+        if operator is not None and node.inputs[0] is not None:
+            found[node.inputs[0]] = operator
+    return found
+
+
+def _behind(
+    node: ir.Node, chosen: Collection[ir.Value], known: Mapping[str, ir.Value]
+) -> Iterator[tuple[ir.Node, int, ir.Value]]:
+    """Yield a reader and the index of its input for each float tensor from which a node takes what was chosen."""
     nodes, seen = [node], {node}
     while nodes:
         node = nodes.pop()
@@ -104,7 +121,7 @@ def _behind(node: ir.Node, chosen: Collection[ir.Value], known: Mapping[str, ir.
                 nodes += [] if before in seen else [before]
                 seen.add(before)
             elif _is_float(known.get(str(value.name))):
-                yield node.name, index, f"{value.name} (into {node.op_type})"
+                yield node, index, value
 
 
 def _is_float(value: ir.Value | None) -> bool:

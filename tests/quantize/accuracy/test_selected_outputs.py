@@ -40,6 +40,22 @@ GRAPHS = {
           [order] y = GatherElements<axis = 1>(b, f) }}""",
         {"y": {"m (into TopK)", "boxes (into GatherElements)"}},
     ),
+    "scores beside the boxes": (
+        f"""net (float[1,64,4] scores, float[1,64,4] boxes) => (float[1,16,8] y) {{{BOXES}
+          [all] c = GatherElements<axis = 1>(scores, e)
+          [both] y = Concat<axis = 2>(b, c) }}""",
+        {"y": {"m (into TopK)", "scores (into TopK)", "boxes (into GatherElements)"}},
+    ),
+    "boxes and scores in one": (
+        """net (float[1,64,5] raw) => (float[1,16,5] y) {
+          [column] s = Slice(raw, four, five, two)
+          [flat] m = Squeeze(s, two)
+          [top] v, i = TopK<axis = 1>(m, k)
+          [wide] j = Unsqueeze(i, two)
+          [rows] e = Expand(j, widest)
+          [pick] y = GatherElements<axis = 1>(raw, e) }""",
+        {"y": {"m (into TopK)", "raw (into GatherElements)"}},
+    ),
     "classes": (
         "net (float[1,8,4,4] x) => (int64[1,1,4,4] y) { [most] y = ArgMax<axis = 1>(x) }",
         {"y": {"x (into ArgMax)"}},
@@ -64,6 +80,9 @@ CONSTANTS: dict[str, Any] = {
     "shape": np.array([1, 16, 4]),
     "w": np.eye(4, dtype=np.float32),
     "zero": np.float32(0),
+    "four": np.array([4]),
+    "five": np.array([5]),
+    "widest": np.array([1, 16, 5]),
 }
 
 
