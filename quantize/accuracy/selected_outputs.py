@@ -31,6 +31,8 @@ Reader = tuple[str | None, int, str]  # the name of a node, the index of its inp
 
 def selected_from(model: ir.Model) -> list[Reader]:
     """Return the float tensors that `SELECTS` operators of a simplified model read."""
+    if not any(node.op_type in SELECTS for node in model.graph):  # inference takes long
+        return []
     known = inferred(model)
     return [
         (node.name, index, f"{value.name} (into {node.op_type})")
@@ -49,6 +51,8 @@ def chosen_outputs(model: ir.Model) -> dict[str, tuple[Reader, ...]]:
     numbers though neither is wrong. What the entries are taken from tells more: the scores, and the boxes beside them.
     An output is left out where layers read what was chosen, as the decoders of some detectors do: they must be judged.
     """
+    if not any(node.op_type in CHOOSES for node in model.graph):
+        return {}
     known = inferred(model)
     chosen: set[ir.Value] = set()
     beyond: set[ir.Value] = set()  # computed by layers from what was chosen
