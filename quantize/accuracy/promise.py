@@ -91,7 +91,8 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     by_sqnr = _by_sqnr(others, LEAST_DB) if others or (by_class is None and by_part is None) else None
     by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
     found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
-    decisive = next((each for each in found if not each.kept), found[0])
+    nearest = max((each for each in found if each.judge == found[0].judge), key=lambda each: each.excess)
+    decisive = next((each for each in found if not each.kept), nearest)
     return replace(decisive, error=max(each.error for each in found), apart=apart)
 
 

@@ -239,3 +239,12 @@ def test_positions_are_spread(total: int, count: int) -> None:
     assert len(set(found)) == count
     assert all(0 <= each < total for each in found)
     assert found == sorted(found)
+
+
+def test_what_is_nearest_to_its_limit_is_told() -> None:
+    whole = Accuracy(8, None, {"y": 30.0}, parts_db={"y": ("[:, 4:]", 16.0)})
+    assert promise(whole).text == "16.0 dB at y[:, 4:], 15 dB are needed"
+    assert (
+        promise(replace(whole, parts_db={"y": ("[:, 4:]", 29.0)})).text
+        == "30.0 dB at the worst output, 20 dB are needed"
+    )
