@@ -22,6 +22,8 @@ from .printable import sentence
 
 COMPLETE = "_REQUANT_COMPLETE"
 """The variable with which a shell asks for completions."""
+HELP = frozenset({"-h", "--help"})
+"""Help loads no model and cannot crash: it is printed sooner without a child process."""
 GRACE = 8.0
 """Seconds that a command has to end after SIGTERM or SIGHUP; container runtimes give 10."""
 CRASH = 2
@@ -40,12 +42,12 @@ TRACE = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>\w+)', 
 def supervised(command: Callable[[], object]) -> None:
     """Run a command in a child process and end with its exit code; never returns.
 
-    Where there is no fork, and for completions of a shell, the command runs in this process.
+    Where there is no fork, for completions of a shell, and for help, the command runs in this process.
 
     Args:
         command: The command. It ends with SystemExit.
     """
-    if not hasattr(os, "fork") or COMPLETE in os.environ:
+    if not hasattr(os, "fork") or COMPLETE in os.environ or HELP.intersection(sys.argv[1:]):
         ending.interrupt_on_signals()
         _run(command)
     notes.share()
