@@ -21,6 +21,8 @@ from .drop import Versus, versus
 from .metrics import Metric, fitted, metric_named
 from .outputs import Accuracy, accuracy_json
 from .pair import PairScorer, judge_pair, time_models
+from .promise import LEAST_DB
+from .selected_outputs import chosen_outputs
 from .shown import as_html, as_text
 from .verdict import (
     Row,
@@ -36,6 +38,10 @@ from .verdict import (
 )
 
 Model = str | os.PathLike[str]
+ORDER = (
+    "the model chooses {!r} by its own scores, and the last bit of a score changes the order: its SQNR says little; "
+    "give a --metric, such as map"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class Comparison:
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the INT8 model with its external data.
         runtime: What ran the INT8 model and timed both, with its version.
+        notes: What must be known of the numbers.
     """
 
     accuracy: Accuracy
@@ -61,6 +68,7 @@ class Comparison:
     float_bytes: int = 0
     int8_bytes: int = 0
     runtime: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -83,7 +91,8 @@ class Comparison:
         rows += accuracy_rows(self.accuracy, where, shown)
         rows += (row for timed in self.latencies for row in latency_rows(timed))
         rows.append(size_row(self.float_bytes, self.int8_bytes))
-        return rows + ([("state", ", ".join(summary(self.state)))] if self.state else [])
+        rows += [("state", ", ".join(summary(self.state)))] if self.state else []
+        return rows + [("note", note) for note in self.notes]
 
     def __str__(self) -> str:
         """Return the verdict and the table, as plain text."""
@@ -103,6 +112,7 @@ class Comparison:
             "samples": self.accuracy.samples,
             "state": list(map(str, self.state)),
             "metric": self.metric and self.metric.to_json(),
+            "notes": list(self.notes),
             "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
             "latency": latency_json(self.latencies[0]),
             "latency_at_batch": next((latency_json(each) for each in self.latencies if each.batch > 1), None),
@@ -146,7 +156,8 @@ def compare_models(
     if chosen is not None:
         chosen = fitted(chosen, first)
     loads = loads_of(source, (1, batch) if batch > 1 else (1,))
-    models, weights = (Path(float_model), Path(int8_model)), Weights.of(load_model(float_model))
+    models, loaded = (Path(float_model), Path(int8_model)), load_model(float_model)
+    weights = Weights.of(loaded)
     runtime = setting.opened()
     timed = tuple(Sessions(model, keep=False, runtime=runtime) for model in models)
     scorer = None if chosen is None else PairScorer(chosen)
@@ -159,8 +170,10 @@ def compare_models(
         found = time_models(timed, load.feed, weights=weights, threads=setting.threads, batch=load.batch)
         latencies.append(replace(found, regime=load.regime, shapes=load.shapes))
     sizes = {"float_bytes": size_on_disk(models[0]), "int8_bytes": size_on_disk(models[1])}
+    notes = tuple(ORDER.format(each) for each in chosen_outputs(loaded) if accuracy.sqnr_db.get(each, 99.0) < LEAST_DB)
+    state, name = source.links, str(runtime.identity)
     return Comparison(
-        accuracy, tuple(latencies), compared, source.links, source.description, runtime=str(runtime.identity), **sizes
+        accuracy, tuple(latencies), compared, state, source.description, runtime=name, notes=notes, **sizes
     )
 
 

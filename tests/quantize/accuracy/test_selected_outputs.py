@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from requant.quantize import Options, Result, quantize_model
+from requant.quantize import Options, Result, compare_models, quantize_model
 from requant.quantize.accuracy.selected_outputs import chosen_outputs, compared_readers, shows
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
@@ -139,3 +139,21 @@ def test_boxes_in_another_order_are_no_loss(tmp_path: Path) -> None:
     assert set(found.accuracy.sqnr_db) == {"m (into TopK)", "boxes (into GatherElements)"}
     assert found.promise is not None
     assert found.promise.kept
+
+
+@pytest.mark.parametrize(("noise", "told"), [(1e-2, 1), (0.0, 0)], ids=["another order", "equal"])
+def test_a_comparison_says_that_an_order_means_little(tmp_path: Path, noise: float, told: int) -> None:
+    random = np.random.default_rng(0)
+    scores = (0.02 * random.normal(size=(16, 8))).astype(np.float32)
+    places = random.normal(size=(16, 4)).astype(np.float32)
+    text = f"""net (float[1,64,16] x) => (float[1,16,4] y) {{
+      [score] scores = MatMul(x, s)
+      [place] boxes = MatMul(x, p){BOXES}
+      [copy] y = Identity(b) }}"""
+    onnx.save(built(text, s=scores, p=places), tmp_path / "a.onnx")
+    other = scores + noise * random.normal(size=scores.shape).astype(np.float32)
+    onnx.save(built(text, s=other, p=places), tmp_path / "b.onnx")
+    data = [{"x": random.normal(size=(1, 64, 16)).astype(np.float32)} for _ in range(4)]
+    found = compare_models(tmp_path / "a.onnx", tmp_path / "b.onnx", data)
+    assert len(found.notes) == len(found.to_json()["notes"]) == told
+    assert ["chooses 'y' by its own scores" in text for name, text in found.rows() if name == "note"] == [True] * told
