@@ -19,7 +19,7 @@ COUNTED = re.compile(r"^fused |_token_\d+$")
 WORDS = (
     "quantize dequantize quantized lookup blocks packed apart cast int8 scale dynamicquantizematmul split scan".split()
 )
-MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/|(_bn)?_nchwc|_nhwc|_q|_dq)(_\d+)?$")
+MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/?|(_bn)?_nchwc|_nhwc|_q|_dq)(_\d+)?$")
 """Suffixes that the emitters and the runtime add to the name of a tensor or a node."""
 WITH_FUNCTION = frozenset({"Conv", "FusedConv", "NhwcFusedConv", "FusedGemm"})
 """Executed products that may include the operator behind them, and have its name."""

@@ -465,6 +465,29 @@ def test_the_table_has_a_row_for_each_batch_size(model: Path, monkeypatch: pytes
     assert "served" not in found["placement"]
 
 
+@pytest.mark.parametrize(("whole", "int8"), [(1.0, True), (1.99, False)], ids=["faster", "hardly faster"])
+def test_noise_alone_leaves_no_model_in_float(
+    model: Path, monkeypatch: pytest.MonkeyPatch, whole: float, int8: bool
+) -> None:
+    job, facts, rules, write = begun(model, batch=1)
+    plain = write(changed(rules, **dict.fromkeys((unit.name for unit in rules.units), Impl.FLOAT)))
+    prices = Prices.of(Space.of(job, facts, rules, job.feed), Costs(Machine.here(1)), {})
+    sizes = [Size(1, Bench.of(job, prices.space, write, job.feed), Measured.of(replace(prices, noise_price=1e9)))]
+    candidates = {"all": write(rules), "cut 1": plain}
+
+    def times(
+        sizes: Sequence[Size], runners: Mapping[str, object], seconds: float
+    ) -> tuple[list[dict[str, float]], float]:
+        assert sizes[0].known.prices.noise_price == 0
+        return [dict.fromkeys(runners, whole)], 0.0
+
+    monkeypatch.setattr(searching, "_milliseconds", times)
+    before = Placement("measured", 2.0, {"all": whole, "cut 1": 2.0}, chosen="cut 1")
+    found, placement = searching._despite_noise(sizes, candidates, plain, before)
+    assert found is candidates["all" if int8 else "cut 1"]
+    assert placement.chosen == ("all" if int8 else "cut 1")
+
+
 def test_one_size_is_a_number_or_a_tuple() -> None:
     assert Options(batch=4).batches == Options(batch=(4,)).batches == (4,)
 

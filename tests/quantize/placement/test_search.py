@@ -88,6 +88,7 @@ def test_what_a_measurement_may_decide() -> None:
         ("b_bn_nchwc", "silu"),
         ("gate", "silu"),
         ("silu/QuickGeluFusion/", "silu"),
+        ("first/MatMulAddFusion", "first"),
         ("gate/lookup", "silu"),
         ("second/apart", "second"),
         ("fused first", "first"),
