@@ -77,11 +77,33 @@ def evident_scores(outputs: Outputs, sample: Sample) -> tuple[str, Array] | None
         for name, scores in found.items():
             if label.size == math.prod(scores.shape[:-1]):
                 return name, scores
-    for name, scores in found.items():
-        rows = scores.reshape(-1, scores.shape[-1])
-        if are_probabilities(rows) or (len(rows) == _items(sample) and not _are_normalised(rows)):
-            return name, scores
-    return None
+    return next(((name, scores) for name, scores in found.items() if _are_evident(scores, sample)), None)
+
+
+def _are_evident(scores: Array, sample: Sample) -> bool:
+    """Whether scores are known to be per class without a label: probabilities, or a row for each item of the batch."""
+    rows = scores.reshape(-1, scores.shape[-1])
+    return are_probabilities(rows) or (len(rows) == _items(sample) and not _are_normalised(rows))
+
+
+def heads_of(outputs: Outputs, name: str, sample: Sample) -> list[str]:
+    """Return the outputs that classify side by side, as one output for each character of a short text does.
+
+    They have the shape (N, C) of one of them. An item is right if all of them are. With labels they are heads only if
+    there is a label for each.
+
+    Args:
+        outputs: The outputs of the float model.
+        name: The output with scores per class, see `evident_scores`.
+        sample: The inputs and the label.
+    """
+    found = _candidates(outputs)
+    first = found[name]
+    if first.ndim != 2:
+        return [name]
+    heads = [each for each, scores in found.items() if scores.shape == first.shape and _are_evident(scores, sample)]
+    labelled = sample.label is None or np.asarray(sample.label).size == len(first) * len(heads)
+    return heads if labelled and name in heads else [name]
 
 
 def _items(sample: Sample) -> int:
@@ -164,13 +186,19 @@ class Tally:
             self.evident = False
             return None
         self.output, scores = found
+        heads = heads_of(reference, self.output, sample)
+        scores = np.stack([reference[head] for head in heads], axis=1) if len(heads) > 1 else scores
         expected = classes_of(scores)
-        actual = predictions_like(expected, candidate, self.output)
+        columns = expected.T if len(heads) > 1 else [expected]
+        found_by = [predictions_like(column, candidate, head) for column, head in zip(columns, heads, strict=True)]
+        actual = np.stack(found_by, axis=1) if len(heads) > 1 else found_by[0]
         top, losses = _losses(scores, expected, actual)
         self.predictions += expected.size
         self.equal += int((expected == actual).sum())
         self.lost += float(losses.sum())
-        same = _same_transcripts(expected, actual, scores.shape[-1])
+        same = (
+            _same_transcripts(expected, actual, scores.shape[-1]) if len(heads) == 1 else np.zeros(len(expected), bool)
+        )
         self.whole += _whole_losses(losses, same, _items(sample))
         self.sure += top
         self.classes = scores.shape[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...transforms.ops import OPS
 from ...transforms.plan import Choice, Impl, Plan, Unit
@@ -21,7 +21,7 @@ from .pricing import (
     quantize_cost,
     unit_cost,
 )
-from .reasons import ABSORBED, CONVERSIONS_COST_MORE, FLOAT_FASTER, NOISE_COSTS_MORE, NOTHING_COMPUTES
+from .reasons import ABSORBED, CONVERSIONS_COST_MORE, FLOAT_FASTER, NOISE_COSTS_MORE, NOTHING_COMPUTES, TOO_NOISY
 
 LEAST_US = 1e-3  # the least time of a float model by its costs, as a divisor
 
@@ -167,3 +167,18 @@ def without_idle(plan: Plan) -> Plan:
     return plan.with_choices(
         {u.name: Choice(Impl.FLOAT, NOTHING_COMPUTES) for u in plan.units if plan.impl(u).reads_u8}
     )
+
+
+def without_noisy(plan: Plan, noise: Mapping[str, float], exchange: float) -> Plan:
+    """Return a plan without the units whose tensors have more noise than ``1 / exchange`` times the mean of all."""
+    known = [noise[tensor] for tensor in plan.quantized if tensor in noise]
+    if not known or exchange <= 0:
+        return plan
+    limit = math.fsum(known) / len(known) / exchange
+    noisy = {tensor for tensor in plan.quantized if noise.get(tensor, 0.0) > limit}
+    changed = {
+        unit.name: Choice(Impl.FLOAT, TOO_NOISY)
+        for unit in plan.units
+        if plan.impl(unit).reads_u8 and noisy.intersection((*unit.inputs, *unit.outputs))
+    }
+    return without_idle(plan.with_choices(changed))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ... import RequantError
-from ...transforms.plan import Choice, Impl, Plan
+from ...transforms.plan import Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
 from ..runtime.clock import SURE, race, uncertainty
 from ..runtime.runtimes import LoadedModel
@@ -20,7 +20,7 @@ from .batches import CLEAR, fairest, finalists, least_noisy, served
 from .costs import Costs
 from .facts import Facts
 from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float, with_profile
-from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_idle
+from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_noisy
 from .pricing import (
     OTHER_FORMS,
     Prices,
@@ -33,7 +33,6 @@ from .pricing import (
     with_absorbed,
     with_noise_price,
 )
-from .reasons import TOO_NOISY
 from .rules import able, all_int8_plan, native_plan, native_products_plan, stock_plan
 
 FORMS = 3 + len(OTHER_FORMS)  # plans that give the costs: float, u8, each other form, and the rules
@@ -132,7 +131,7 @@ class PricedPlans:
     def __call__(self, price: float) -> Plan:
         """Return the cheapest plan at a price of noise."""
         if not self.sizes:
-            return _as_asked(self.job, self.facts, _without_noisy(self.rules, self.noise, price))
+            return _as_asked(self.job, self.facts, without_noisy(self.rules, self.noise, price))
         every = (size.known.prices for size in self.sizes)
         priced = [with_noise_price(prices, self.job, float_time(prices), price) for prices in every]
         return _as_asked(self.job, self.facts, common_plan(priced))
@@ -227,24 +226,6 @@ def _known_costs(job: Job) -> Costs:
         return store.read(job.policy.costs)
     machine = job.runtime.machine(job.options.threads)
     return store.load(machine) if job.policy.how == "measured" else Costs(machine)
-
-
-# ---------------------------------------------------------------------------------------------------------- noise
-
-
-def _without_noisy(plan: Plan, noise: Mapping[str, float], exchange: float) -> Plan:
-    """Return a plan without the units whose tensors have more noise than ``1 / exchange`` times the mean of all."""
-    known = [noise[tensor] for tensor in plan.quantized if tensor in noise]
-    if not known or exchange <= 0:
-        return plan
-    limit = math.fsum(known) / len(known) / exchange
-    noisy = {tensor for tensor in plan.quantized if noise.get(tensor, 0.0) > limit}
-    changed = {
-        unit.name: Choice(Impl.FLOAT, TOO_NOISY)
-        for unit in plan.units
-        if plan.impl(unit).reads_u8 and noisy.intersection((*unit.inputs, *unit.outputs))
-    }
-    return without_idle(plan.with_choices(changed))
 
 
 # ------------------------------------------------------------------------------------------------------------ try

@@ -43,7 +43,7 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     if job.judging is None or not job.judged:
         return UNMEASURED
     samples = judging_samples(job.judging, large=job.weights.large)
-    total = samples.length or JUDGED
+    total = samples.length
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         told = partial(_tell, job, total)
@@ -148,7 +148,7 @@ def _ignore_labels(before: Outputs, after: Outputs, sample: Sample) -> None:
     """Accept labels that do not fit the predictions: `judge_pair` refuses them only without a watch."""
 
 
-def _tell(job: Job, total: int, done: int) -> None:
+def _tell(job: Job, total: int | None, done: int) -> None:
     """Report the progress of the comparison."""
     job.progress("compare", done, total)
 

@@ -115,6 +115,26 @@ def test_a_sequence_is_right_if_all_of_it_is() -> None:
     assert (found.items, found.predictions, found.maps) == (2, 6, False)
 
 
+def test_an_item_is_right_if_all_its_heads_are() -> None:
+    """The same two items, whose predictions are three outputs. Labels count if there is one for each head."""
+    sure, close, apart = [0.9, 0.1], [0.6, 0.4], [0.7, 0.3]
+    before = {"a": np.array([sure, close]), "b": np.array([sure, sure]), "c": np.array([sure, apart])}
+    after = {"a": np.array([sure, close[::-1]]), "b": before["b"], "c": np.array([sure, apart[::-1]])}
+    feed = {"x": np.zeros((2, 5))}
+    found = compare_outputs([(before, after, Sample(feed, None, ""))])
+    assert found.predicted_drop == pytest.approx((0.2 + 0.4) / 6)
+    assert found.whole_drop == pytest.approx((1 - 0.8 * 0.6) / 2)
+    assert (found.items, found.predictions, found.changed) == (2, 6, 2)
+    labels = np.zeros((2, 3), int)
+    whole = compare_outputs([(before, after, Sample(feed, labels, ""))]).labelled
+    assert whole is not None
+    assert (whole.items, whole.broken) == (6, 2)
+    first = compare_outputs([(before, after, Sample(feed, labels[:, 0], ""))])
+    assert (first.predictions, first.changed) == (2, 1)  # a label for the first head alone
+    other = {**before, "b": np.zeros((2, 7))}
+    assert compare_outputs([(other, {**after, "b": other["b"]}, Sample(feed, None, ""))]).predictions == 4
+
+
 def test_a_transcript_may_shift_a_step() -> None:
     """CTC: blank a a blank b, then blank blank a blank b: the same text; blank blank a blank c: another one."""
     eye = np.full((4, 4), 0.1) + 0.6 * np.eye(4)
