@@ -137,7 +137,10 @@ class Result:
             lost = "accuracy not measured"
         else:
             lost = answers_lost(self.accuracy, self.measured_on)
-        return verdict(self.latencies, (self.float_bytes, self.int8_bytes), lost)
+        text = verdict(self.latencies, (self.float_bytes, self.int8_bytes), lost)
+        alone, first = None if self.native is None else self.native.stock_ms, self.latency
+        slower = alone is not None and first is not None and alone > first.float_ms
+        return f"{text}; slower than float without the native library" if slower else text
 
     @property
     def missed_goal(self) -> bool:

@@ -186,7 +186,9 @@ def _whole(accuracy: Accuracy) -> str:
     if accuracy.whole_drop is None or accuracy.whole_interval is None:
         return ""
     low, high = accuracy.whole_interval
-    of_items = "" if accuracy.items == accuracy.predictions else f" {points(accuracy.whole_drop)} of whole items,"
+    of_items = (
+        "" if accuracy.items == accuracy.predictions else f" {points(accuracy.whole_drop)} points of whole items,"
+    )
     return f";{of_items} 95 % interval {points(low)} to {points(high)}"
 
 

@@ -148,9 +148,10 @@ def _why_not(job: Job, trial: Trial) -> str:
     """Return why the INT8 model is not worth writing; empty when it is."""
     plan = trial.candidate.plan
     if not plan.has_int8:
-        if trial.candidate.placement.how != "rules":
-            return "the placement keeps every unit in float"
         more = any(plan.choices[unit.name].reason.code in EXPECTED for unit in plan.units)
+        if trial.candidate.placement.how != "rules":
+            others = "what is not in integers yet" if more else "every unit"
+            return f"the placement keeps {others} in float"
         return f"nothing {'more ' if more else ''}in this model can become int8"
     if not job.judged:  # random inputs are no evidence against a model
         return ""

@@ -18,6 +18,7 @@ from requant.quantize.accuracy.outputs import Accuracy, Labelled
 from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.verdict import latency_rows
 from requant.quantize.job import Placement
+from requant.quantize.result import NativeUse
 from requant.quantize.runtime.timing import Regime, latency_json
 
 CLASSES = Accuracy(
@@ -57,6 +58,15 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
         {"latencies": (replace(FAST, simple_ms=1.45, uncertainty=0.08),)},
         "2.9x faster (simplified float alone 2.0x; machine busy, +-8 %), 3.9x smaller, 1 of 64 answers changed "
         + "(calibration data)",
+    ),
+    "slow without the library": (
+        {"native": NativeUse(4, 0, "lib.so", 3.5)},
+        "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data); slower than float without the native "
+        + "library",
+    ),
+    "fast without the library": (
+        {"native": NativeUse(4, 0, "lib.so", 2.5)},
+        "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data)",
     ),
     "little simplification": (
         {"latencies": (replace(FAST, simple_ms=2.6),)},
