@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, TypeAlias
@@ -187,11 +187,10 @@ class Tally:
             return None
         self.output, scores = found
         heads = heads_of(reference, self.output, sample)
-        scores = np.stack([reference[head] for head in heads], axis=1) if len(heads) > 1 else scores
+        if len(heads) > 1:
+            scores = np.stack([reference[head] for head in heads], axis=1)
         expected = classes_of(scores)
-        columns = expected.T if len(heads) > 1 else [expected]
-        found_by = [predictions_like(column, candidate, head) for column, head in zip(columns, heads, strict=True)]
-        actual = np.stack(found_by, axis=1) if len(heads) > 1 else found_by[0]
+        actual = _in_heads(expected, candidate, heads)
         top, losses = _losses(scores, expected, actual)
         self.predictions += expected.size
         self.equal += int((expected == actual).sum())
@@ -216,6 +215,14 @@ class Tally:
         mean, count = statistics.fmean(self.whole), len(self.whole)
         reach = Z * statistics.pstdev(self.whole, mean) / math.sqrt(max(count - 1, 1))
         return max(mean - reach, -1.0), min(mean + reach, 1.0)
+
+
+def _in_heads(expected: Array, outputs: Outputs, heads: Sequence[str]) -> Array:
+    """Return what `predictions_like` does; the predictions of several heads side by side, (N, heads)."""
+    if len(heads) == 1:
+        return predictions_like(expected, outputs, heads[0])
+    found = (predictions_like(column, outputs, head) for column, head in zip(expected.T, heads, strict=True))
+    return np.stack(list(found), axis=1)
 
 
 def _whole_losses(losses: Array, same: Array, items: int) -> list[float]:

@@ -170,7 +170,9 @@ def compare_models(
         found = time_models(timed, load.feed, weights=weights, threads=setting.threads, batch=load.batch)
         latencies.append(replace(found, regime=load.regime, shapes=load.shapes))
     sizes = {"float_bytes": size_on_disk(models[0]), "int8_bytes": size_on_disk(models[1])}
-    notes = tuple(ORDER.format(each) for each in chosen_outputs(loaded) if accuracy.sqnr_db.get(each, 99.0) < LEAST_DB)
+    notes = tuple(
+        ORDER.format(each) for each in chosen_outputs(loaded) if accuracy.sqnr_db.get(each, LEAST_DB) < LEAST_DB
+    )
     state, name = source.links, str(runtime.identity)
     return Comparison(
         accuracy, tuple(latencies), compared, state, source.description, runtime=name, notes=notes, **sizes

@@ -297,16 +297,15 @@ def _despite_noise(
 ) -> tuple[Candidate, Placement]:
     """Return the fastest INT8 model where noise alone made a float model the best one; else the float model.
 
-    The noise of all tensors together may be far less than the sum of their own: of a vision transformer they had 0 dB
-    in sum, and its INT8 model 24 dB. The model itself is judged later, and units become float where it loses too much.
+    The price counts the sum of the noises of single tensors, and the noise of all together may be far less. The model
+    itself is judged later, and units become float where it loses too much.
     """
     quick = {name: each for name, each in candidates.items() if each.plan.has_int8}
     least = min((placement.tried[name] for name in quick if name in placement.tried), default=math.inf)
     if least >= CLEAR * placement.tried.get(placement.chosen, 0.0):
         return best, placement
-    job = sizes[0].bench.job
-    free = [with_noise_price(size.known.prices, job, 0.0, 0.0) for size in sizes]
-    known = [replace(size.known, prices=prices) for size, prices in zip(sizes, free, strict=True)]
+    price = sizes[0].bench.job.options.noise_weight  # 0 unless the user gives it
+    known = (replace(size.known, prices=replace(size.known.prices, noise_price=price)) for size in sizes)
     return _best([replace(size, known=each) for size, each in zip(sizes, known, strict=True)], quick)
 
 

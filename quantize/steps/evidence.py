@@ -41,9 +41,8 @@ LEFT = 0.1
 Where all units are int8 they remove as much noise as all weights add when they are rounded to nearest: 1.0e-4 of 1.0e-4
 in a ResNet-20, 3.8e-4 of 3.9e-4 in a MobileNetV1, at least 0.99 of 1.4e-3 in an ESPCN (powers relative to the outputs).
 """
-LOST = (
-    1.0  # the most noise that counts, over the power of an output: behind it, it is lost (a logarithm of 0 is infinite)
-)
+LOST_DB = 0.0
+"""Less SQNR counts as this: the output is lost. A logarithm of 0 is infinite, and so would be its noise."""
 FINE_DB = 45.0  # with less noise the model is as good as float: no tensors are tried alone
 
 
@@ -105,8 +104,8 @@ def evidence_of(
 
 
 def noise_powers(sqnr_db: Mapping[str, float]) -> dict[str, float]:
-    """Return noise power over signal power from dB, by tensor; at most `LOST`."""
-    return {name: min(10 ** (-max(db, 0.0) / 10), LOST) for name, db in sqnr_db.items()}
+    """Return noise power over signal power from dB, by tensor; at most that of `LOST_DB`."""
+    return {name: 10 ** (-max(db, LOST_DB) / 10) for name, db in sqnr_db.items()}
 
 
 def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: float = math.inf) -> dict[str, float]:
