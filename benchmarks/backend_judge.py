@@ -24,7 +24,7 @@ from benchmarks.measurements import checker_error, one_line
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, quantize_model
-from requant.quantize.accuracy.outputs import decibels, powers
+from requant.quantize.accuracy.sqnr import decibels, powers
 
 Outputs: TypeAlias = list[dict[str, Any]]
 

@@ -41,7 +41,7 @@ from benchmarks.tables import plain_table
 from requant.calibration import Histogram, Observations, observe, open_session, parse_rule
 from requant.calibration.precision import Precision
 from requant.calibration.ranges import CANDIDATES, Range
-from requant.quantize.accuracy.outputs import decibels, powers
+from requant.quantize.accuracy.sqnr import decibels, powers
 from requant.quantize.model.files import load_model, serialize
 from requant.quantize.placement.rules import choose
 from requant.quantize.runtime.inputs import open_data

@@ -10,9 +10,10 @@ from typing import Any
 
 from ..calibration.checks import Finding
 from ..system.printable import one_line
-from .accuracy.outputs import Accuracy, accuracy_json, decibels_text
+from .accuracy.outputs import Accuracy, accuracy_json
 from .accuracy.promise import Promise
 from .accuracy.shown import as_html, as_text
+from .accuracy.sqnr import decibels_text
 from .accuracy.verdict import (
     MISSED,
     NOT_INT8,

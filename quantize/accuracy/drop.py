@@ -17,7 +17,8 @@ from ...calibration.sources import Source
 from .classes import Array, Interval
 from .metrics import Metric, Score, by_row
 from .metrics.intervals import area_interval, bootstrap, jackknife
-from .outputs import binomial_p, finite, paired_interval
+from .outputs import binomial_p, paired_interval
+from .sqnr import finite
 
 FEWEST = 5  # entries that a bootstrap needs
 HASHED = 10_000

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,13 @@ from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
 from .classes import Array, Interval, Outputs, Tally, Z, is_float
 from .parts import Rows
+from .samples import EachSample, WorstSample
+from .sqnr import decibels, finite, output_powers
 from .tokens import Divergence
 
 Run = Callable[[Mapping[str, Array]], Outputs]
 
 Watch = Callable[[Outputs, Outputs, Sample], None]
-Powers: TypeAlias = tuple[float, float]
-"""Sums of squares: of a signal, and of its noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ class Accuracy:
             scores tokens.
         states: The outputs that feed the next sample. They are no results: their noise counts in the results of later
             samples, since each model carries its own state.
+        worst_sample: The sample whose result has the lowest SQNR; None if no sample stands out.
     """
 
     samples: int
@@ -113,6 +114,7 @@ class Accuracy:
     parts_db: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     divergence: float | None = None
     states: frozenset[str] = frozenset()
+    worst_sample: WorstSample | None = None
 
     @property
     def changed(self) -> int:
@@ -137,8 +139,7 @@ class Accuracy:
     @property
     def results_db(self) -> dict[str, float]:
         """The SQNR of each float output that is no state, in dB; of all if there are only states."""
-        results = {name: value for name, value in self.sqnr_db.items() if name not in self.states}
-        return results or dict(self.sqnr_db)
+        return {name: self.sqnr_db[name] for name in _results(self.sqnr_db, self.states)}
 
     @property
     def result_parts_db(self) -> dict[str, tuple[str, float]]:
@@ -159,7 +160,7 @@ class _Sums:
         any_labels: Whether to skip labels that do not fit the predictions; else they raise.
         samples: The number of samples.
         classes: Sums over the predictions.
-        powers: Signal and noise of each float output.
+        each: Signal and noise of each float output of each sample.
         rows: Signal and noise of each of its rows, if it can have parts.
         tokens: The divergence of the distributions of tokens.
         correct: For each label, whether the float model and the INT8 model predict it.
@@ -169,7 +170,7 @@ class _Sums:
     any_labels: bool = False
     samples: int = 0
     classes: Tally = field(default_factory=Tally)
-    powers: dict[str, Powers] = field(default_factory=dict)
+    each: EachSample = field(default_factory=EachSample)
     rows: dict[str, Rows] = field(default_factory=dict)
     tokens: Divergence = field(default_factory=Divergence)
     correct: list[tuple[bool, bool]] = field(default_factory=list)
@@ -180,9 +181,8 @@ class _Sums:
         self.samples += 1
         if sample.step is not None:
             self.states |= {link.output for link in sample.step.links}
-        for name, (signal, noise) in output_powers(reference, candidate).items():
-            before = self.powers.get(name, (0.0, 0.0))
-            self.powers[name] = (before[0] + signal, before[1] + noise)
+        for name, powers in output_powers(reference, candidate).items():
+            self.each.add(sample.where, name, reference[name].size, powers)
             if is_float(reference[name]):
                 self.rows[name] = self.rows.get(name, Rows()).with_sample(reference[name], candidate[name])
         self.tokens = self.tokens.with_sample(reference, candidate, sample)
@@ -210,10 +210,10 @@ class _Sums:
 
     def result(self) -> Accuracy:
         """Return the comparison of the samples so far."""
-        sqnr = {name: decibels(*both) for name, both in self.powers.items()}
-        labelled, found = _labelled(self.correct), self.classes
+        sqnr, labelled, found = self.each.sqnr_db(), _labelled(self.correct), self.classes
         parts, tokens = self._parts_db(), self.tokens.mean
         plain = Accuracy(self.samples, None, sqnr, labelled, parts_db=parts, divergence=tokens, states=self.states)
+        plain = replace(plain, worst_sample=self.each.worst(_results(sqnr, self.states)))
         if not found.known:
             return plain
         count = found.predictions
@@ -230,6 +230,12 @@ class _Sums:
             maps=found.maps,
             class_output=found.output,
         )
+
+
+def _results(outputs: Iterable[str], states: Collection[str]) -> list[str]:
+    """Return the outputs that are no states; all if there are only states."""
+    every = list(outputs)
+    return [name for name in every if name not in states] or every
 
 
 def _labelled(correct: Sequence[tuple[bool, bool]]) -> Labelled | None:
@@ -295,52 +301,6 @@ def compare_outputs(
     return sums.result()
 
 
-def powers(exact: Array, other: Array) -> Powers:
-    """Return the sums of squares of `exact` and of `exact - other`.
-
-    Two NaN, or two equal infinities, do not differ. If the shapes differ, or if only one of two values is finite, the
-    second sum is infinite or NaN.
-    """
-    if exact.shape == other.shape:
-        wide = exact.astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):
-            difference = wide - other
-            signal, noise = float(np.vdot(wide, wide)), float(np.vdot(difference, difference))
-        if math.isfinite(signal) and math.isfinite(noise):  # the usual case; the code below is several times slower
-            return signal, noise
-    finite = exact[np.isfinite(exact)].astype(np.float64)
-    signal = float(np.vdot(finite, finite))
-    if exact.shape != other.shape:
-        return signal, math.inf
-    differs = (exact != other) & ~(np.isnan(exact) & np.isnan(other))
-    difference = exact[differs].astype(np.float64) - other[differs]
-    return signal, float(np.vdot(difference, difference))
-
-
-def output_powers(reference: Outputs, candidate: Outputs) -> dict[str, Powers]:
-    """Return the `powers` of each float output of the reference, by name; without any, of outputs of numbers.
-
-    Where 1 of 200 indices is another one, the noise of indices is about 1 % of their power: 20 dB.
-    """
-    floats = [name for name, value in reference.items() if is_float(value)]
-    others = (name for name, value in reference.items() if isinstance(value, np.ndarray) and value.dtype.kind in "biu")
-    return {name: powers(reference[name], candidate[name]) for name in floats or others}
-
-
-def decibels(signal: float, noise: float) -> float:
-    """Return ``10 log10(signal / noise)``; infinite without noise, minus infinite if the noise is NaN."""
-    if noise == 0.0:
-        return math.inf
-    return 10.0 * math.log10(signal / noise) if signal > 0.0 and math.isfinite(noise) else -math.inf
-
-
-def decibels_text(value: float) -> str:
-    """Return an SQNR: ``45.5 dB``, or words for an infinite one."""
-    if math.isfinite(value):
-        return f"{value:.1f} dB"
-    return "no difference" if value > 0 else "nothing in common"
-
-
 def binomial_p(broken: int, fixed: int) -> float:
     """Return the two-sided p-value of an exact binomial test of `broken` against `fixed` (McNemar's, exact).
 
@@ -404,11 +364,7 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
         "drop_interval": labelled and list(labelled.drop_interval),
         "divergence": None if accuracy.divergence is None else finite(accuracy.divergence),
         "sqnr_db": finite(accuracy.worst_sqnr_db),
+        "worst_sample": accuracy.worst_sample and accuracy.worst_sample.to_json(),
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
         "sqnr_db_by_part": {name: finite(value) for name, value in accuracy.quiet_db.items()},
     }
-
-
-def finite(value: float) -> float | None:
-    """Return `value`; None if JSON has no number for it."""
-    return value if math.isfinite(value) else None

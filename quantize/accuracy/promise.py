@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .outputs import Accuracy, decibels_text, finite
+from .outputs import Accuracy
 from .selected_outputs import holds_scores
+from .sqnr import decibels_text, finite
 
 SHARE = 0.005
 """The share of the float model's accuracy that may be lost, 0..1."""

@@ -13,8 +13,9 @@ from typing import TypeAlias
 from ..model.files import size_text
 from ..runtime.timing import Latency
 from .drop import Versus
-from .outputs import Accuracy, Labelled, decibels_text
-from .promise import Promise, is_sure
+from .outputs import Accuracy, Labelled
+from .promise import LEAST_DB, Promise, is_sure
+from .sqnr import decibels_text
 
 Row: TypeAlias = tuple[str, str]
 """A name and a value; the name is empty where a row continues the row above."""
@@ -117,7 +118,11 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
     )
     if noise < accuracy.worst_sqnr_db:
         return f"SQNR {decibels_text(noise)} at {place}{part} ({where})"
-    return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at the worst output ({where})"
+    worst = accuracy.worst_sample
+    single = (
+        "" if worst is None or worst.sqnr_db >= LEAST_DB else f", {decibels_text(worst.sqnr_db)} at the worst sample"
+    )
+    return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at the worst output{single} ({where})"
 
 
 def score_lost(name: str, scores: tuple[str, str], where: str) -> str:
@@ -157,13 +162,17 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
         drop, (low, high) = labelled.float_accuracy - labelled.int8_accuracy, labelled.drop_interval
         yield "drop", f"{points(drop)} points ({where}), 95 % interval {points(low)} to {points(high)}"
         yield _items_row(labelled, where)
-    if labelled is not None or is_sure(accuracy):  # near chance, an agreement says nothing: it may be an embedding
+    by_class = labelled is not None or is_sure(accuracy)
+    if by_class:  # near chance, an agreement says nothing: it may be an embedding
         yield from _class_rows(accuracy, where, shown)
     places = accuracy.places_db
     for name, value in places.items():
         if not (len(places) == 1 and shown in ("sqnr", "SQNR")):
             kind = ", a state" if name in accuracy.states else ""
             yield "SQNR", f"{decibels_text(value)} at {name}{kind} ({where})"
+    worst = accuracy.worst_sample
+    if worst is not None and not (by_class and worst.output == accuracy.class_output):
+        yield "worst sample", f"SQNR {decibels_text(worst.sqnr_db)} at {worst.output}: {worst.where}"
 
 
 def _items_row(found: Labelled | Versus, where: str) -> Row:

@@ -12,7 +12,7 @@ from ... import RequantError
 from ..accuracy.classes import Interval
 from ..accuracy.drop import Allowance, versus
 from ..accuracy.metrics import Metric
-from ..accuracy.outputs import finite
+from ..accuracy.sqnr import finite
 from ..model.files import size_text
 from .baseline import Baseline, DataSummary, Measured, Scored, Speed, Statistics, Tolerances
 from .measure import machines_differ

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ...calibration.session import ModelSource
 from ...transforms.plan import Plan
-from ..accuracy.outputs import finite
+from ..accuracy.sqnr import finite
 from ..job import Job
 from ..placement.reasons import FLOAT_FASTER
 from ..result import Result

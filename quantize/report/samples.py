@@ -15,8 +15,9 @@ import numpy as np
 from ...calibration.samples import Sample
 from ...calibration.session import Array
 from ..accuracy.classes import Outputs, Tally, is_float
-from ..accuracy.outputs import Accuracy, decibels, finite, powers
+from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import judge_pair
+from ..accuracy.sqnr import decibels, finite, powers
 from ..job import Job, Trial
 from ..runtime.runtimes import Sessions
 from ..steps.judge import judging_samples, with_selected_outputs

@@ -20,7 +20,7 @@ from ...transforms.graph import constant, nodes_by_name
 from ...transforms.ops import row_of
 from ...transforms.qparams import QParams, dequantize
 from ..accuracy.classes import is_float
-from ..accuracy.outputs import decibels, powers
+from ..accuracy.sqnr import decibels, powers
 from ..job import Candidate, Job
 from ..model.files import serialize
 from ..model.shown import show_tensors

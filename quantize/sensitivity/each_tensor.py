@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ...calibration.samples import Sample
 from ...transforms.graph import nodes_by_name
 from ...transforms.qparams import Array
-from ..accuracy.outputs import decibels
+from ..accuracy.sqnr import decibels
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..placement.estimates import runs_in

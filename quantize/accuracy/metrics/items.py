@@ -10,7 +10,7 @@ import numpy as np
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, class_scores, is_float, predictions, predictions_like
-from ..outputs import output_powers
+from ..sqnr import output_powers
 
 CLASSES = 2**16
 """The most classes of a map of classes; each needs 16 bytes per sample."""

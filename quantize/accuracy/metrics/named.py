@@ -14,7 +14,7 @@ import numpy as np
 from .... import RequantError, UnknownNameError
 from ....calibration.objects import Named, failing_at, named, on_path
 from ..classes import Array
-from ..outputs import decibels
+from ..sqnr import decibels
 from . import decisions, detection, items, sequences, signals, vectors
 from .metric import Decoder, Metric, Own
 

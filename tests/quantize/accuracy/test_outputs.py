@@ -16,16 +16,8 @@ from requant import RequantError
 from requant.calibration import Sample
 from requant.calibration.session import Array
 from requant.quantize.accuracy.classes import NO_CLASS, predictions
-from requant.quantize.accuracy.outputs import (
-    Accuracy,
-    Labelled,
-    binomial_p,
-    decibels,
-    measure,
-    output_powers,
-    powers,
-    score_interval,
-)
+from requant.quantize.accuracy.outputs import Accuracy, Labelled, binomial_p, measure, score_interval
+from requant.quantize.accuracy.sqnr import decibels, output_powers, powers
 
 counts = st.integers(0, 400)
 
