@@ -18,6 +18,7 @@ from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import PLAIN, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
 from .drop import Versus, versus
+from .given_choices import layered_choices, outputs_behind
 from .metrics import Metric, fitted, metric_named
 from .outputs import Accuracy, accuracy_json
 from .pair import PairScorer, judge_pair, time_models
@@ -170,8 +171,9 @@ def compare_models(
         found = time_models(timed, load.feed, weights=weights, threads=setting.threads, batch=load.batch)
         latencies.append(replace(found, regime=load.regime, shapes=load.shapes))
     sizes = {"float_bytes": size_on_disk(models[0]), "int8_bytes": size_on_disk(models[1])}
+    by_choice = {*chosen_outputs(loaded), *outputs_behind(loaded, layered_choices(loaded))}
     notes = tuple(
-        ORDER.format(each) for each in chosen_outputs(loaded) if accuracy.sqnr_db.get(each, LEAST_DB) < LEAST_DB
+        ORDER.format(name) for name, value in accuracy.sqnr_db.items() if name in by_choice and value < LEAST_DB
     )
     state, name = source.links, str(runtime.identity)
     return Comparison(

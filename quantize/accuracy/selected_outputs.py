@@ -9,24 +9,18 @@ import onnx_ir as ir
 
 from ...transforms.graph import constant
 from ...transforms.inference import inferred
-from ...transforms.ops import OPS
+from .choices import BEFORE_LAYERS, CHOOSES, SELECTS, Reader, chooses, is_float_tensor, is_layer
+from .given_choices import given_choices, layered_choices, outputs_behind, readers_of
 from .outputs import Accuracy
 
-SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
-CHOOSES = SELECTS | {"ArgMax", "ArgMin", "Equal"}
 RANKS = ("TopK", "Equal")  # operators that compare the scores of a detector, and read nothing else
 SAME_SCORES = frozenset({"ReduceMax", "Sigmoid", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 """Operators whose result holds the scores, or the best ones, of their input."""
-LAYERS = frozenset({"LSTM", "GRU", "RNN", "Einsum", "If", "Loop", "Scan"})
-"""Operators that compute new quantities, beside the products of `OPS`."""
 
 
 def unlike(accuracy: Accuracy) -> list[str]:
     """Return the outputs without any signal left, for instance because their lengths differ."""
     return [name for name, value in accuracy.sqnr_db.items() if value == -math.inf]
-
-
-Reader = tuple[str | None, int, str]  # the name of a node, the index of its input, and a label for the tensor
 
 
 def selected_from(model: ir.Model) -> list[Reader]:
@@ -39,17 +33,21 @@ def selected_from(model: ir.Model) -> list[Reader]:
         for node in model.graph
         if node.op_type in SELECTS and not node.domain
         for index, value in enumerate(node.inputs)
-        if value is not None and constant(value) is None and _is_float(known.get(str(value.name)))
+        if value is not None and constant(value) is None and is_float_tensor(known.get(str(value.name)))
     ]
 
 
-def chosen_outputs(model: ir.Model) -> dict[str, tuple[Reader, ...]]:
+def chosen_outputs(model: ir.Model, given: Collection[str] = ()) -> dict[str, tuple[Reader, ...]]:
     """Return the outputs that a simplified model chooses by its own scores, and the float tensors it chooses them from.
 
     A TopK, an ArgMax, or the peaks of a map (``x == MaxPool(x)``) compare scores with each other. Where two of them are
     nearly equal, the last bit of one decides which entry comes first, and the outputs of two models differ in many
     numbers though neither is wrong. What the entries are taken from tells more: the scores, and the boxes beside them.
     An output is left out where layers read what was chosen, as the decoders of some detectors do: they must be judged.
+
+    Args:
+        model: A simplified float model.
+        given: Nodes whose choice both models are given (`given_choices`): they choose nothing of their own.
     """
     if not any(node.op_type in CHOOSES for node in model.graph):
         return {}
@@ -58,9 +56,9 @@ def chosen_outputs(model: ir.Model) -> dict[str, tuple[Reader, ...]]:
     beyond: set[ir.Value] = set()  # computed by layers from what was chosen
     for node in model.graph:
         inputs = {value for value in node.inputs if value is not None}
-        if inputs & beyond or (inputs & chosen and _is_layer(node)):
+        if inputs & beyond or (inputs & chosen and is_layer(node)):
             beyond |= set(node.outputs)
-        elif inputs & chosen or _chooses(node, known):
+        elif inputs & chosen or (node.name not in given and chooses(node, known)):
             chosen |= set(node.outputs)
     ranks = _ranked(model, known) if chosen else {}
     found: dict[str, tuple[Reader, ...]] = {}
@@ -72,37 +70,46 @@ def chosen_outputs(model: ir.Model) -> dict[str, tuple[Reader, ...]]:
     return {name: readers for name, readers in found.items() if readers}
 
 
+def in_place_of(
+    model: ir.Model, lost: Collection[str], unlike: Collection[str] = (), integers: Collection[str] = ()
+) -> tuple[dict[str, tuple[Reader, ...]], list[str]]:
+    """Return what to compare in place of outputs that lose much, and the nodes whose choice both models are to take.
+
+    Args:
+        model: A simplified float model.
+        lost: The outputs that lose much.
+        unlike: Those whose shape differs too.
+        integers: The outputs that are integers, which are not compared if layers compute them from a choice.
+    """
+    given = layered_choices(model) if lost else []
+    behind = outputs_behind(model, given)
+    if not behind.intersection(lost):
+        given, behind, integers = [], set(), ()
+    chosen = chosen_outputs(model, given) if lost else {}
+    every = tuple(selected_from(model)) if unlike else ()
+    apart = {name: every for name in unlike if name not in behind}
+    return apart | {name: chosen[name] for name in (*lost, *integers) if name in chosen}, given
+
+
 def compared_readers(model: ir.Model, compared: Collection[str]) -> list[Reader]:
     """Return the readers of tensors that were compared in place of outputs, from the names of what was compared."""
-    chosen = (reader for found in chosen_outputs(model).values() for reader in found)
-    every = {label: (name, index, label) for name, index, label in (*selected_from(model), *chosen)}
+    given = given_choices(model, compared)
+    chosen = (reader for found in chosen_outputs(model, given).values() for reader in found)
+    readers = (*selected_from(model), *chosen, *readers_of(model, given))
+    every = {label: (name, index, label) for name, index, label in readers}
     return [reader for label, reader in every.items() if label in compared]
 
 
 def holds_scores(label: str) -> bool:
     """Whether a tensor that is compared in place of an output holds the scores of a detector, from its label."""
-    return label.endswith(tuple(f" (into {op})" for op in RANKS))
-
-
-def _is_layer(node: ir.Node) -> bool:
-    """Whether a node computes new quantities from its inputs."""
-    row = OPS.get(node.op_type)
-    return bool(node.domain) or node.op_type in LAYERS or (row is not None and row.kind == "compute")
-
-
-def _chooses(node: ir.Node, known: Mapping[str, ir.Value]) -> bool:
-    """Whether a node compares float scores with each other; an Equal with a constant does not."""
-    if node.op_type not in CHOOSES or node.domain:
-        return False
-    computed = [v for v in node.inputs if v is not None and constant(v) is None and _is_float(known.get(str(v.name)))]
-    return len(computed) >= (2 if node.op_type == "Equal" else 1)
+    return label.endswith(tuple(f" (into {op}{where})" for op in RANKS for where in ("", BEFORE_LAYERS)))
 
 
 def _ranked(model: ir.Model, known: Mapping[str, ir.Value]) -> dict[ir.Value, str]:
     """Return the tensors of scores that `RANKS` operators compare, with the operator that compares them."""
     found: dict[ir.Value, str] = {}
     for node in reversed(model.graph):
-        operator = node.op_type if node.op_type in RANKS and _chooses(node, known) else None
+        operator = node.op_type if node.op_type in RANKS and chooses(node, known) else None
         if operator is None and node.op_type in SAME_SCORES and node.outputs[0] in found:
             operator = found[node.outputs[0]]
         if operator is not None and node.inputs[0] is not None:
@@ -124,13 +131,8 @@ def _behind(
             if value in chosen and before is not None:
                 nodes += [] if before in seen else [before]
                 seen.add(before)
-            elif _is_float(known.get(str(value.name))):
+            elif is_float_tensor(known.get(str(value.name))):
                 yield node, index, value
-
-
-def _is_float(value: ir.Value | None) -> bool:
-    """Whether the type of a tensor is known and float."""
-    return value is not None and value.dtype is ir.DataType.FLOAT
 
 
 def shows(model: ir.Model, sources: Iterable[Reader]) -> bool:

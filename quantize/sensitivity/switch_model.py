@@ -19,8 +19,9 @@ from ...calibration.stamps import model_stamp
 from ...transforms.graph import nodes_by_name
 from ...transforms.plan import Plan
 from ...transforms.qparams import QParams
-from ..accuracy.outputs import powers
+from ..accuracy.choices import PREFIX
 from ..accuracy.parts import balance
+from ..accuracy.sqnr import powers
 from ..model.files import Weights, serialize
 from .switch_graph import SWITCHES, Part, Rounding, Switch, Tap, insert_part, insert_tap, taps_of, wires_of
 
@@ -161,7 +162,7 @@ def tensor_switches(
     Args:
         model: A float model.
         qparams: How each tensor is rounded.
-        readers: The names of the nodes that read the rounded tensors; None for all.
+        readers: The names of the nodes that read the rounded tensors; None for all, without those of a given choice.
         optimize: As for `switchboard`.
         folder: A folder for large weights.
 
@@ -173,7 +174,8 @@ def tensor_switches(
     taps = {}
     for name, params in qparams.items():
         value = values[name]
-        uses = [(use.node, use.idx) for use in value.uses() if readers is None or use.node.name in readers]
+        own = [use for use in value.uses() if not str(use.node.name).startswith(PREFIX)]
+        uses = [(use.node, use.idx) for use in own if readers is None or use.node.name in readers]
         taps[Switch("", name)] = Tap(value, uses, readers is None and value.is_graph_output(), params)
     for index, (tap, wire) in enumerate(zip(taps.values(), wires_of(copy, len(taps)), strict=True)):
         insert_tap(copy, tap, wire, f"requant_tap_{index}")

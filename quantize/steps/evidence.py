@@ -13,6 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from ... import RequantError
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Plan
+from ..accuracy.given_choices import given_choices, with_choices
 from ..accuracy.outputs import Accuracy
 from ..accuracy.selected_outputs import compared_readers, showing
 from ..job import Candidate, Evidence, Job
@@ -210,7 +211,8 @@ def _tried(
     compared = accuracy.sqnr_db
     sources = compared_readers(job.simple, compared)
     unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
-    judged = showing(job.simple, sources, unlike) if sources else job.simple
+    given = with_choices(job.simple, job.simple, given_choices(job.simple, compared))
+    judged = showing(given, sources, unlike) if sources else given
     if sources:
         RemoveUnusedNodesPass()(judged)
     here = {*ir.convenience.create_value_mapping(judged.graph), *(node.name for node in judged.graph.all_nodes())}

@@ -11,11 +11,13 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import FEW
 from ...calibration.sources import Source
+from ..accuracy.choices import Reader
 from ..accuracy.classes import Outputs
+from ..accuracy.given_choices import readers_of, with_choices
 from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import Model, judge_pair, time_models
 from ..accuracy.promise import LEAST_DB, Promise, promise
-from ..accuracy.selected_outputs import Reader, chosen_outputs, selected_from, showing, shows, unlike
+from ..accuracy.selected_outputs import chosen_outputs, in_place_of, showing, shows, unlike
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
 from ..runtime.loads import Load
@@ -98,7 +100,7 @@ def with_selected_outputs(
 
     An operator such as NonMaxSuppression may select another number of entries in the INT8 model. A TopK may put them in
     another order: its inputs count only where the outputs seem to lose too much. Integers, such as the result of an
-    ArgMax, have no SQNR at all.
+    ArgMax, have no SQNR at all. Where layers read what was chosen, the INT8 model is given the float model's choice.
 
     Args:
         job: The job.
@@ -106,18 +108,18 @@ def with_selected_outputs(
         compare: Compares the float model with the INT8 model.
     """
     carried = {link.output for link in job.source.links} if job.source is not None else set()  # read by the next step
-    chosen = {name: found for name, found in chosen_outputs(job.simple).items() if name not in carried}
-    integers = [
-        str(each.name) for each in job.simple.graph.outputs if each.dtype is not None and each.dtype.is_integer()
-    ]
+    outputs = [each for each in job.simple.graph.outputs if str(each.name) not in carried]
+    integers = [str(each.name) for each in outputs if each.dtype is not None and each.dtype.is_integer()]
+    chosen = chosen_outputs(job.simple)
     apart = {name: chosen[name] for name in integers if name in chosen}
     accuracy = _showing(job, candidate, compare, apart)
     if accuracy is None:
         apart, accuracy = {}, compare(job.opened, candidate.sessions)
-    every, found = tuple(selected_from(job.simple)), accuracy.sqnr_db
-    more = {name: every for name in unlike(accuracy) if name not in carried}
-    more |= {name: chosen[name] for name in found if name in chosen and found[name] < LEAST_DB}
-    return (_showing(job, candidate, compare, {**apart, **more}) if more else None) or accuracy
+    lost = {name for name, value in accuracy.sqnr_db.items() if value < LEAST_DB} - carried
+    more, given = in_place_of(job.simple, lost, lost.intersection(unlike(accuracy)), integers)
+    if not more and not given:
+        return accuracy
+    return _showing(job, candidate, compare, {**apart, **more}, given) or accuracy
 
 
 def _showing(
@@ -125,6 +127,7 @@ def _showing(
     candidate: Candidate,
     compare: Callable[[Sessions, Sessions], Accuracy],
     apart: Mapping[str, Sequence[Reader]],
+    given: Sequence[str] = (),
 ) -> Accuracy | None:
     """Compare two models with tensors in place of some outputs; None without any, or if the INT8 model lacks them.
 
@@ -133,12 +136,14 @@ def _showing(
         candidate: The INT8 model.
         compare: As for `with_selected_outputs`.
         apart: By output, the tensors that are compared in its place.
+        given: The nodes whose choice the INT8 model takes from the float model.
     """
-    sources = {label: (name, index, label) for found in apart.values() for name, index, label in found}.values()
+    readers = (*readers_of(job.simple, given), *(reader for found in apart.values() for reader in found))
+    sources = {label: (name, index, label) for name, index, label in readers}.values()
     if not sources or not shows(candidate.model, sources):
         return None
-    shown = (showing(model, sources, apart) for model in (job.simple, candidate.model))
-    before, after = (serialize(model, job.folder) for model in shown)
+    models = (job.simple, with_choices(candidate.model, job.simple, given))
+    before, after = (serialize(showing(model, sources, apart), job.folder) for model in models)
     with suppress(RequantError):  # a tensor may be of bytes in the INT8 model
         return compare(Sessions(before), Sessions(after, runtime=job.runtime))
     return None

@@ -25,9 +25,11 @@ from ...calibration.sources import DataSource, Source
 from ...transforms.graph import nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.plan import Plan
-from ..accuracy.outputs import decibels
+from ..accuracy.choices import Reader
+from ..accuracy.given_choices import layered_choices, readers_of, with_choices
 from ..accuracy.promise import LEAST_DB
-from ..accuracy.selected_outputs import chosen_outputs, selected_from, showing
+from ..accuracy.selected_outputs import chosen_outputs, in_place_of, selected_from, showing
+from ..accuracy.sqnr import decibels
 from ..job import Evidence, Job
 from ..model.files import staging
 from ..options.efforts import EFFORTS
@@ -354,38 +356,47 @@ def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Sw
         notes = []
     opened = partial(switchboard, optimize=not job.model_qparams, folder=job.folder)
     board = opened(job.simple, plan, qparams, constants)
-    chosen, every = chosen_outputs(job.simple), selected_from(job.simple)
-    apart = [*chosen] if not board.outputs else _selected(board, samples, chosen) if every or chosen else []
-    readers = {reader[-1]: reader for name in apart for reader in chosen.get(name, every)}
+    apart, given = _apart(job.simple, board, samples)
+    readers = [*readers_of(job.simple, given), *(reader for found in apart.values() for reader in found)]
     if readers:
-        notes.append(f"what {', '.join(map(repr, apart))} are selected from is compared instead")
-        board = opened(showing(job.simple, readers.values(), apart), plan, qparams, constants)
+        chosen = [*apart] or [str(value.name) for value in job.simple.graph.outputs]
+        notes.append(f"what {', '.join(map(repr, chosen))} are selected from is compared instead")
+        model = with_choices(job.simple, job.simple, given)
+        board = opened(showing(model, {each[-1]: each for each in readers}.values(), apart), plan, qparams, constants)
     if not board.outputs:
         raise RequantError(f"{job.path}: has no float output to compare")
     return board, notes
 
 
-def _selected(board: Switchboard, samples: Sequence[Sample], chosen: Collection[str]) -> list[str]:
-    """Return the outputs whose shape differs between samples of one shape, or between float and integers.
+def _apart(
+    model: ir.Model, board: Switchboard, samples: Sequence[Sample]
+) -> tuple[dict[str, tuple[Reader, ...]], list[str]]:
+    """Return what is compared in place of outputs, and the nodes whose choice is taken from float; see `in_place_of`.
+
+    Outputs count whose shape differs between samples of one shape, or between float and integers, and those that seem
+    to lose too much because of their order.
 
     Args:
-        board: The switchable model.
+        model: The simplified float model.
+        board: The model, switchable.
         samples: The samples.
-        chosen: Outputs whose order may differ: those that seem to lose too much are returned too.
     """
+    chosen = chosen_outputs(model)
+    if not board.outputs:
+        return chosen, []
+    if not chosen and not selected_from(model) and not layered_choices(model):
+        return {}, []
     shapes: dict[tuple[object, ...], set[tuple[int, ...]]] = {}
     for sample in samples:
         fed = tuple(sorted((name, array.shape) for name, array in sample.feed.items()))
         for name, value in board.run(sample.feed).items():
             shapes.setdefault((name, fed), set()).add(value.shape)
-    several = {str(name) for (name, _), found in shapes.items() if len(found) > 1}
     (powers,) = noises(board, [board.everything], samples)
     found = {name: decibels(*sums) for name, sums in powers.items()}
-    return [
-        name
-        for name, value in found.items()
-        if name in several or value == -math.inf or (name in chosen and value < LEAST_DB)
-    ]
+    unlike = {str(name) for (name, _), lengths in shapes.items() if len(lengths) > 1}
+    unlike |= {name for name, value in found.items() if value == -math.inf}
+    lost = unlike | {name for name, value in found.items() if value < LEAST_DB}
+    return in_place_of(model, lost, unlike)
 
 
 def _plan(job: Job, found: TensorRanges) -> Plan:

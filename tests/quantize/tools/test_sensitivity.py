@@ -27,7 +27,7 @@ from requant.calibration.session import open_session
 from requant.calibration.sums import Channels, Runs
 from requant.cli import main
 from requant.quantize import Options, choose, measure_sensitivity
-from requant.quantize.accuracy.outputs import decibels, powers
+from requant.quantize.accuracy.sqnr import decibels, powers
 from requant.quantize.model.files import load_model, serialize, staging
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import all_int8_plan, choose_by

@@ -1,0 +1,60 @@
+"""Operators that choose entries by scores, and those that compute new quantities from what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from ...transforms.graph import constant
+from ...transforms.ops import OPS
+
+SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
+CHOOSES = SELECTS | {"ArgMax", "ArgMin", "Equal"}
+LAYERS = frozenset({"LSTM", "GRU", "RNN", "Einsum", "If", "Loop", "Scan"})
+"""Operators that compute new quantities, beside the products of `OPS`."""
+
+BEFORE_LAYERS = " before layers"
+"""In the label of a tensor: layers read what is chosen by it, and both models were given the same choice."""
+
+PREFIX = "requant.float/"
+"""In front of the names of nodes and tensors of the float model that make a choice in another model."""
+
+Reader: TypeAlias = tuple[str | None, int, str]
+"""The name of a node, the index of its input, and a label for the tensor."""
+
+
+def is_layer(node: ir.Node) -> bool:
+    """Whether a node computes new quantities from its inputs."""
+    row = OPS.get(node.op_type)
+    return bool(node.domain) or node.op_type in LAYERS or (row is not None and row.kind == "compute")
+
+
+def chooses(node: ir.Node, known: Mapping[str, ir.Value]) -> bool:
+    """Whether a node compares float scores with each other; an Equal with a constant does not.
+
+    Args:
+        node: The node.
+        known: Tensors with their types, by name.
+    """
+    if node.op_type not in CHOOSES or node.domain:
+        return False
+    return len([*computed_inputs(node, known)]) >= (2 if node.op_type == "Equal" else 1)
+
+
+def computed_inputs(node: ir.Node, known: Mapping[str, ir.Value]) -> Iterator[tuple[int, ir.Value]]:
+    """Yield the inputs of a node that are float and not constant, with their index."""
+    for index, value in enumerate(node.inputs):
+        if value is not None and constant(value) is None and is_float_tensor(known.get(str(value.name))):
+            yield index, value
+
+
+def is_float_tensor(value: ir.Value | None) -> bool:
+    """Whether the type of a tensor is known and float."""
+    return value is not None and value.dtype is ir.DataType.FLOAT
+
+
+def was_given(compared: Iterable[str]) -> bool:
+    """Whether both models were given the same choice, from the names of what was compared."""
+    return any(label.endswith(f"{BEFORE_LAYERS})") for label in compared)
