@@ -18,7 +18,7 @@ from ..placement.estimates import runs_in
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
 from ..placement.search import LEAST_MS
 from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP
-from .evidence import EVIDENCE
+from .evidence import EVIDENCE, RESCUE
 from .judge import JUDGED
 
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
@@ -52,9 +52,7 @@ def forecast(job: Job) -> dict[str, float]:
         passes = BINNED if rule is not None and rule.needs_histogram else 1.0
         found["calibrate"] = job.source.length * (run + passes * ELEMENT * elements)
     if effort.seconds and not job.weights.large:
-        products = sum(OPS[unit.op].weight is not None for unit in job.all_int8_plan.units if unit.op in OPS)
-        for part, count, share in (("tensors", len(tensors), 0.5), ("weights", products, 1.0)):
-            found[f"try {part} alone"] = min(count * EVIDENCE * run * share, effort.seconds) + TRIED * count
+        found |= _trials(job, run, effort.seconds)
     if job.corrections & ADJUSTING:
         found["correct weights"] = _correcting(job, run, sizes)
     found["time"] = _in_turns(run, 3, job.options.seconds) * len(job.loads)
@@ -68,13 +66,28 @@ def forecast(job: Job) -> dict[str, float]:
     return {stage: crowd * seconds for stage, seconds in found.items()}
 
 
-def forecast_relief(job: Job) -> dict[str, float]:
-    """Return the seconds of the stages of `relieved` behind its trials of single tensors, as `forecast` does."""
+def forecast_relief(job: Job, *, tries: bool) -> dict[str, float]:
+    """Return the seconds of the stages of `relieved`, as `forecast` does.
+
+    Args:
+        job: The job.
+        tries: Whether it begins with trials of single tensors.
+    """
     every = forecast(job)
     compared = every.get("compare", 0.0) / (2 if EFFORTS[job.options.effort].seconds else 1)
     corrected = every.get("correct weights", 0.0)
     found = {"correct weights": RELIEVED * corrected, "compare": RELIEVED * compared, "time": every.get("time", 0.0)}
+    if tries and every:
+        trials = _trials(job, _seconds_of_run(job), RESCUE)
+        found |= {stage: _crowd() * seconds for stage, seconds in trials.items()}
     return {stage: seconds for stage, seconds in found.items() if seconds}
+
+
+def _trials(job: Job, run: float, limit: float) -> dict[str, float]:
+    """Return the seconds of the trials of single tensors, each kind with a limit, from the seconds of one run."""
+    products = sum(OPS[unit.op].weight is not None for unit in job.all_int8_plan.units if unit.op in OPS)
+    counts = (("tensors", len(job.all_int8_plan.quantized), 0.5), ("weights", products, 1.0))
+    return {f"try {part} alone": min(n * EVIDENCE * run * share, limit) + TRIED * n for part, n, share in counts}
 
 
 def _in_turns(run: float, models: int, seconds: float) -> float:

@@ -21,6 +21,7 @@ from .forecast import forecast_relief
 from .judge import judge, measure_accuracy, promised
 from .ranges import TensorRanges
 
+STAGE = "units to float"
 ROUNDS = 4  # models that are emitted at most
 CHEAPEST, STEPS = 0.02, 24  # the least price of all noise, as a share of the float model's time; each step doubles it
 HALVINGS = 5  # of a range of prices or noises, on a logarithmic scale
@@ -47,17 +48,19 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """
     if job.policy.how in ("all", "plan") or promised(job, trial.accuracy).kept:
         return trial
+    job.progress(STAGE, 0, ROUNDS)  # says why tensors are tried now
+    expect(job.progress, forecast_relief(job, tries=_tries(job, trial)))
     evidence = _evidence(job, ranges, trial)
     if not evidence.noise:
         return trial
-    expect(job.progress, forecast_relief(job))
+    job.progress(STAGE, 0, ROUNDS)  # planning may take seconds
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plans = plans_by_price(job, facts, rules, write, evidence.noise)
     joins = joins_of(facts, rules, able(facts, rules))
     noise = Noises.of(rules, evidence.noise, evidence.noise_of, joins, evidence.noise_of_weights).of_plan
     accuracy, missing, best = trial.accuracy, noise(trial.candidate.plan), None
     for number in range(ROUNDS):
-        job.progress("units to float", number, ROUNDS)
+        job.progress(STAGE, number, ROUNDS)
         limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missing
         plans, found, took = _faster(plans, noise, best, missing) if best else _quiet(plans, noise, limit, missing)
         if found is None or not found.has_int8:
@@ -122,11 +125,16 @@ def _faster(
 def _evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
     """Return the noise of each tensor alone, measured now if it is not known."""
     known = trial.candidate.evidence
-    if known.noise or job.weights.large or not trial.candidate.qparams:
+    if not _tries(job, trial):
         return known
     least_db = EFFORTS[job.options.effort].least_db
     found = evidence_of(job, ranges, widest(job, ranges), trial.accuracy, RESCUE, least_db)
     return replace(found, kept_float={**known.kept_float, **found.kept_float})
+
+
+def _tries(job: Job, trial: Trial) -> bool:
+    """Whether the noise of each tensor alone is unknown, and can be measured."""
+    return bool(not trial.candidate.evidence.noise and not job.weights.large and trial.candidate.qparams)
 
 
 def _fastest(

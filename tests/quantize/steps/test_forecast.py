@@ -11,7 +11,7 @@ from requant.quantize import Options
 from requant.quantize.job import Job
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps import forecast as module
-from requant.quantize.steps.forecast import forecast
+from requant.quantize.steps.forecast import forecast, forecast_relief
 from requant.quantize.steps.prepare import prepare
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
@@ -47,3 +47,11 @@ def test_other_processes_make_everything_longer(tmp_path: Path, monkeypatch: pyt
     quiet = forecast(job(tmp_path))
     monkeypatch.setattr(module, "_crowd", lambda: 3.0)
     assert forecast(job(tmp_path)) == {stage: pytest.approx(3 * seconds) for stage, seconds in quiet.items()}
+
+
+def test_the_relief_of_a_model_with_low_effort_begins_with_trials(tmp_path: Path) -> None:
+    """At low effort nothing is known of single tensors when the promise is missed."""
+    low = job(tmp_path, effort="low")
+    known, unknown = (forecast_relief(low, tries=tries) for tries in (False, True))
+    assert unknown.keys() - known.keys() == {"try tensors alone", "try weights alone"}
+    assert all(seconds > 0 for seconds in unknown.values())
