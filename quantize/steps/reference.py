@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ... import RequantError
+from ...calibration.kept import kept
 from ...calibration.newer import lower
 from ...calibration.session import ModelSource, open_session
 from ...calibration.sources import DataSource, Source
@@ -148,6 +149,7 @@ def open_data(
     run = Runner(sessions.source, lean=True) if weights.large else sessions.runner(1)
     assert isinstance(run, Runner)  # data are read for ONNX Runtime, which calibrates
     source = open_for(run, data, options.samples, options.execution.memory_limit)
+    source = replace(source, rows=kept(source.rows))
     loads = loads_of(source, options.batches)
     for load in loads:
         run(load.feed)

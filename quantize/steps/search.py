@@ -15,6 +15,7 @@ from pathlib import Path
 from ... import RequantError
 from ...calibration.decoding import Finite, Natural, Number, convert, load_json, plain_number
 from ...calibration.files import write_atomically
+from ...calibration.kept import kept
 from ...calibration.session import ModelSource
 from ...calibration.sources import DataSource, Source
 from ...transforms.plan import Plan
@@ -117,6 +118,7 @@ def opened(job: Job, goal: Goal) -> tuple[Source, Goal]:
         RequantError: The data cannot be read, or do not fit the metric, or the drop does not.
     """
     source = open_data(job.reference, goal.data)
+    source = replace(source, rows=kept(source.rows))
     first = next(iter(source.samples(1)), None)
     if first is None:
         return source, goal
