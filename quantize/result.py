@@ -10,12 +10,14 @@ from typing import Any
 
 from ..calibration.checks import Finding
 from ..system.printable import one_line
+from ..transforms.reasons import IN_BLOCKS, INTEGER
 from .accuracy.outputs import Accuracy, accuracy_json
 from .accuracy.promise import Promise
 from .accuracy.shown import as_html, as_text
 from .accuracy.sqnr import decibels_text
 from .accuracy.verdict import (
     MISSED,
+    NO_MORE,
     NOT_INT8,
     Row,
     accuracy_rows,
@@ -31,6 +33,7 @@ from .accuracy.verdict import (
 )
 from .job import Placement
 from .options.efforts import CORRECTIONS, EFFORTS
+from .placement.reasons import ALREADY
 from .runtime.timing import Latency, latency_json
 
 
@@ -128,9 +131,12 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """The result in one sentence; it begins with ``NOT INT8`` where the float model was written."""
+        """The result in one sentence.
+
+        It begins with ``NOT INT8`` where the float model was written, and with ``NO MORE INT8`` if that holds integers.
+        """
         if self.why_not:
-            return f"{MISSED if self.missed_goal else NOT_INT8}: {self.why_not}"
+            return f"{MISSED if self.missed_goal else NO_MORE if self.held_integers else NOT_INT8}: {self.why_not}"
         if (found := self.search) is not None and found.best is not None:
             scores = score_text(found.before, found.unit), score_text(found.best.value, found.unit)
             lost = score_lost(found.metric, scores, "evaluation data")
@@ -191,6 +197,11 @@ class Result:
         return math.nan if self.latency is None else self.latency.speedup
 
     @property
+    def held_integers(self) -> bool:
+        """Whether operators of the given model compute in integers, and still do."""
+        return any(node.reason in HELD for node in self.float_nodes)
+
+    @property
     def samples(self) -> int:
         """Samples on which the two models were compared."""
         return self.accuracy.samples
@@ -235,6 +246,7 @@ class Result:
         }
 
 
+HELD = frozenset(reason.text for reason in (ALREADY, IN_BLOCKS, INTEGER))
 SLOWEST = 3  # stages whose time is shown
 REASONS = 12  # rows about float nodes; the other nodes are counted
 NAME = 80  # the most characters of the name of a node in a row
@@ -281,7 +293,7 @@ def _rows(result: Result) -> Iterator[Row]:
 def _form(result: Result) -> str:
     """Return what the output is, in parentheses."""
     if result.why_not and not result.missed_goal:
-        return "" if result.int8_nodes else " (float)"
+        return "" if result.int8_nodes or result.held_integers else " (float)"
     return f" ({result.format})"
 
 

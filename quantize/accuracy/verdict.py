@@ -22,6 +22,7 @@ Row: TypeAlias = tuple[str, str]
 
 SIMPLER = 1.2  # a simplified float model this many times as fast as the user's is named in the first line
 NOT_INT8 = "NOT INT8"
+NO_MORE = "NO MORE INT8"
 MISSED = "GOAL MISSED"
 
 # ------------------------------------------------------------------------------------------------------------ numbers

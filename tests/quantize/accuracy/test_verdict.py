@@ -20,6 +20,7 @@ from requant.quantize.accuracy.verdict import latency_rows
 from requant.quantize.job import Placement
 from requant.quantize.result import NativeUse
 from requant.quantize.runtime.timing import Regime, latency_json
+from requant.transforms.reasons import IN_BLOCKS
 
 CLASSES = Accuracy(
     64, 63 / 64, {"logits": 45.5}, None, 0.001, 64, 0.001, (0.0, 0.002), 64, 0.99, 10, class_output="logits"
@@ -128,6 +129,10 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
         "2.9x faster, 3.9x smaller, top1 96.00% -> 95.00% (evaluation data)",
     ),
     "float": ({"why_not": "int8 gains too little"}, "NOT INT8: int8 gains too little"),
+    "integers already": (
+        {"why_not": "nothing more", "float_nodes": (FloatNode("m", "MatMulNBits", IN_BLOCKS.text),)},
+        "NO MORE INT8: nothing more",
+    ),
     "goal missed": (
         {"why_not": "no int8 model keeps top1", "search": replace(SEARCH, best=None)},
         "GOAL MISSED: no int8 model keeps top1",
