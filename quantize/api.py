@@ -11,7 +11,7 @@ from typing import TypeAlias
 from .. import RequantError
 from ..calibration.sources import DataSource
 from .job import Evidence
-from .model.files import check_output, staging
+from .model.files import staging
 from .options.declared import AUTO
 from .options.options import Options
 from .options.selection import WITHOUT_RANGES
@@ -22,6 +22,7 @@ from .result import Result
 from .runtime.progress import Progress, Stopwatch, silent
 from .steps.deliver import Run, deliver, deliver_searched
 from .steps.emit import equalize, plan_by_rules
+from .steps.files import check_files
 from .steps.forecast import forecast
 from .steps.hold_out import hold_out
 from .steps.prepare import prepare
@@ -63,8 +64,7 @@ def quantize_model(
     options = options or Options()
     if options.runtime == AUTO:
         raise RequantError(f"quantize_model is for one runtime; quantize_fastest is for runtime={AUTO!r}")
-    check_output(output, model, force=options.force, external=options.external_data)
-    check_output(plan_path(output), model, force=options.force)
+    check_files(model, data, output, options)
     own = options.plan is not None and os.path.realpath(options.plan) == os.path.realpath(plan_path(output))
     if own and not options.force_int8:  # a float model would overwrite it
         raise RequantError(f"{options.plan}: the plan of {output} is written to this path; rename the edited plan")
@@ -135,8 +135,7 @@ def search_model(
         RequantError: The request cannot be met; nothing was written.
     """
     options = options or Options()
-    check_output(output, model, force=options.force, external=options.external_data)
-    check_output(plan_path(output), model, force=options.force)
+    check_files(model, data, output, options)
     if options.runtime == AUTO:
         raise RequantError(f"a search is for one runtime, not for --runtime {AUTO}")
     if options.plan is not None or options.noise_weight:

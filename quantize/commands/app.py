@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from ... import RequantError, UnknownNameError
+from ...system.apart import check_apart
 from ...system.ending import BROKEN_PIPE, interrupt_behind, interrupted_by, interruption
 from ...system.notes import also_written, forget, note
 from ...system.printable import sentence
@@ -26,6 +27,8 @@ PATH = click.Path(path_type=Path)
 OTHER = "other"
 SECTIONS = ("quantize", "measure", "look at models", "rewrite models", "continuous integration", OTHER)
 """The sections of commands in the help of the program."""
+OUTPUTS = frozenset({"output", "target", "report", "log", "junit", "markdown", "baseline"})
+"""Parameters that name files to write. A baseline is read too, but never the file of another parameter."""
 FEW = 12  # options that the help shows without groups
 SENTENCE = 200  # characters of the first sentence of a command's help
 NAMES = 24  # columns of names in the help; a longer name has a line of its own
@@ -130,11 +133,34 @@ class Talking(_InSection):
         _write_sections(formatter, rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. With --quiet stderr is closed; an error is printed afterwards."""
+        """Run the command. With --quiet stderr is closed; an error is printed afterwards.
+
+        Raises:
+            RequantError: An output would overwrite an input.
+        """
+        _check_outputs(self, ctx.params)
         if not ctx.meta.get(QUIET):
             return super().invoke(ctx)
         with open(os.devnull, "w", encoding="utf-8") as silence, redirect_stderr(silence):
             return super().invoke(ctx)
+
+
+def _check_outputs(command: click.Command, values: Mapping[str, Any]) -> None:
+    """Refuse outputs of a command line that are inputs of it, or each other."""
+    flags = {
+        str(each.name): each.human_readable_name if isinstance(each, click.Argument) else max(each.opts, key=len)
+        for each in command.params
+    }
+    outputs: dict[str, Any] = {}
+    inputs: list[Any] = []
+    for name, value in values.items():
+        given = [each for each in (value if isinstance(value, (tuple, list)) else [value]) if each is not None]
+        if name in OUTPUTS and not isinstance(value, bool):
+            shown = flags.get(name, name)
+            outputs |= {f"{shown} {each}" if len(given) > 1 else shown: each for each in given}
+        else:
+            inputs += given
+    check_apart(outputs, [each for each in inputs if isinstance(each, (str, os.PathLike))])
 
 
 def shows_tables() -> bool:

@@ -104,11 +104,9 @@ def calibrate(
 
 
 def _check_targets(model: Path, targets: list[Path], force: bool) -> None:
-    """Refuse outputs that have one path, that exist, or that cannot be written."""
+    """Refuse outputs that exist, or that cannot be written."""
     from ..model.files import check_output
 
-    if len({target.absolute() for target in targets}) < len(targets):
-        raise click.UsageError("give -o and --log different paths")
     for target in targets:
         check_output(target, model, force=force)
 

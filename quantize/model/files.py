@@ -179,11 +179,11 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
     except OSError as error:  # the file system refuses the name
         raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
     if exists and Path(source).exists() and target.samefile(source):
-        raise RequantError(f"{path}: the output is the input; choose another path")
+        raise RequantError(f"{path}: the output would overwrite the input; choose another path")
     if target.is_dir():
         raise RequantError(f"{path}: is a folder; give the path of a file")
     if exists and not force:
-        raise RequantError(f"{path}: exists already; --force overwrites it")
+        raise RequantError(f"{path}: exists already; --force overwrites it (in Python: force=True)")
     _check_side(target, Path(source), force=force, external=external)
     folder = target.parent
     if not folder.is_dir():
@@ -211,7 +211,7 @@ def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> N
     if side.is_dir():
         raise RequantError(f"{side}: is a folder; the weights of {str(target)!r} would go there")
     if side.exists() and not force:
-        raise RequantError(f"{side}: exists already; --force overwrites it")
+        raise RequantError(f"{side}: exists already; --force overwrites it (in Python: force=True)")
 
 
 def _data_files(path: Path) -> list[Path]:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ... import RequantError
 from ...calibration import DataSpec
+from ...system.apart import check_apart
 from ...transforms.plan import Impl
 from ..gate.judge import Line, Status
 from ..gate.run import Check, CheckOptions, judged, ready
+from ..model.files import read_message
 from ..options.build import build_data
 from ..options.declared import CHECK, QUANTIZE
 from ..options.option import Kind
@@ -56,6 +58,7 @@ def check_project(
         project = requested_project(project, overrides or {})
     with nullcontext() if project.path is None else chdir(project.folder):
         options, data = check_options(project.check), _data(project)
+        _check_outputs(project)
         prepared = ready(project.model, data, project.baseline, update=update, options=options)
         result = None
         if project.quantize is not None:
@@ -64,6 +67,29 @@ def check_project(
     if result is None:
         return check
     return replace(check, lines=(*_verdict(result), *check.lines), quantized=result.to_json())
+
+
+def _check_outputs(project: Project) -> None:
+    """Refuse outputs of a project that would overwrite its inputs, from within its folder.
+
+    Raises:
+        RequantError: Two paths are one file, or the output exists and is no model: a project overwrites its output.
+    """
+    given, check = project.quantize or {}, project.check
+    outputs = {name: check[name] for name in ("junit", "markdown") if name in check}
+    outputs |= {"baseline": project.baseline, **({} if project.quantize is None else {"output": project.output})}
+    texts = (given.get(name) for name in ("data", "eval_data", "labels", "ranges", "overrides", "costs"))
+    own = None if project.path is None else project.path.name
+    made = project.output if project.quantize is None else None
+    inputs = (project.model, made, own, check.get("data"), check.get("labels"), *texts)
+    check_apart(outputs, [each for each in inputs if isinstance(each, (str, os.PathLike))])
+    if project.quantize is not None and os.path.exists(project.output):
+        try:
+            read_message(project.output)
+        except RequantError as error:
+            raise RequantError(
+                f"{project.output}: a project overwrites its output, and this is no model; choose another output"
+            ) from error
 
 
 def check_options(values: Mapping[str, Any]) -> CheckOptions:

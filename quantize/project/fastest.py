@@ -13,7 +13,7 @@ from ... import RequantError
 from ...calibration.sources import DataSource
 from ...system.scratch import exclusive
 from ..api import quantize_in
-from ..model.files import check_output, load_model, staging
+from ..model.files import load_model, staging
 from ..model.writing import save_model
 from ..options.declared import AUTO, RUNTIMES
 from ..options.options import Options
@@ -23,6 +23,7 @@ from ..runtime.clock import race
 from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import DEFAULT, ONNXRUNTIME, Sessions, runtime_named
 from ..steps.deliver import Run
+from ..steps.files import check_files
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,7 @@ def quantize_fastest(
             model is left out, with a note.
     """
     options = options or Options(runtime=AUTO)
-    check_output(output, model, force=options.force, external=options.external_data)
-    check_output(plan_path(output), model, force=options.force)
+    check_files(model, data, output, options)
     with staging(output) as folder:
         installed = [name for name in RUNTIMES if name == ONNXRUNTIME or find_spec(name) is not None]
         found = [_quantized(model, data, folder / name, _for(options, name), progress) for name in installed]

@@ -15,7 +15,6 @@ from ...calibration.text import SUFFIXES as TABLES
 from ..accuracy.drop import parse_drop
 from ..accuracy.metrics import metric_named
 from ..api import quantize_model, search_model
-from ..model.files import check_output
 from ..options.build import build_data, build_options, open_execution
 from ..options.declared import AUTO, SEARCH, WORKERS
 from ..options.options import Options
@@ -23,6 +22,7 @@ from ..options.selection import WITHOUT_RANGES
 from ..placement.plan_file import plan_path
 from ..result import Result
 from ..runtime.progress import Progress, silent
+from ..steps.files import check_files
 from ..steps.search import Goal
 from .fastest import quantize_fastest
 
@@ -63,7 +63,7 @@ class Request:
             raise RequantError(f"--runtime {AUTO} {lacks}")
         with ExitStack() as stack:
             if observing:
-                check_output(self.output, self.model, force=options.force, external=options.external_data)
+                check_files(self.model, data, self.output, options)
                 execution = stack.enter_context(open_execution(self.values, self.output))
                 options = replace(options, execution=execution)
             recorder = self._recorder(options)

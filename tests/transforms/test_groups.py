@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_work(tmp_path: Path) 
             (DIGITS, tmp_path / "out.onnx", "--dump-dir", tmp_path / "no" / "way"),
             "way: dumps cannot be written there: ",
         ),
-        ((copy, tmp_path / "out.onnx", "--dump-dir", tmp_path, "--force"), "the output is the input"),
+        ((copy, tmp_path / "out.onnx", "--dump-dir", tmp_path, "--force"), "would overwrite the input"),
         ((DIGITS, tmp_path / "a" / "01_fold_constants.onnx", "--dump-dir", tmp_path / "a"), "a dump of the same name"),
     ):
         if arguments[1].parent.name == "a":

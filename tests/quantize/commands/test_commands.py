@@ -440,7 +440,7 @@ def test_streams_and_exit_codes_of_the_process(tmp_path: Path, model: Path, data
     before = output.read_bytes()
     again = run("quantize", model, "--data", data, "-o", output)
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr == f"requant: {output}: exists already; --force overwrites it\n"
+    assert again.stderr == f"requant: {output}: exists already; --force overwrites it (in Python: force=True)\n"
     assert output.read_bytes() == before
 
 
@@ -665,7 +665,7 @@ def test_an_output_that_is_the_input_is_refused(
 ) -> None:
     (tmp_path / "link.onnx").symlink_to(model)
     for output in (model, tmp_path / "link.onnx", tmp_path / ".." / tmp_path.name / "float.onnx"):
-        refused(tmp_path, [*request_(model, data, output), *force], "the output is the input")
+        refused(tmp_path, [*request_(model, data, output), *force], "would overwrite the input")
 
 
 @every_writing_request
@@ -698,7 +698,7 @@ def test_merged_ranges_do_not_replace_their_sources(tmp_path: Path, model: Path,
         succeed("calibrate", model, "--data", data, "-o", tmp_path / f"{name}.json")
     for name in "ab":
         arguments = ["calibrate", "--merge", tmp_path / "a.json", tmp_path / "b.json", "-o", tmp_path / f"{name}.json"]
-        refused(tmp_path, [*arguments, "--force"], f"{name}.json: the output is the input")
+        refused(tmp_path, [*arguments, "--force"], f"{name}.json: --output would overwrite the input")
 
 
 # ------------------------------------------------------------------------------------------- bad input: options
@@ -746,12 +746,11 @@ def test_values_that_an_option_does_not_take_are_a_usage_error(
         ["calibrate"],
         ["calibrate", "-o", "out"],
         ["calibrate", "a.onnx", "b.onnx", "--data", "d", "-o", "out"],
-        ["calibrate", "a.onnx", "--data", "d", "-o", "out", "--log", "out"],
         ["calibrate", "--data", "d", "--merge", "a.json", "b.json", "-o", "out"],
         ["calibrate", "--merge", "a.json", "b.json", "--log", "out"],
         ["calibrate", "--merge", "a.json", "-o", "out"],
     ],
-    ids=["nothing", "no model", "two models", "one path twice", "data and merge", "merge to a log", "merge of one"],
+    ids=["nothing", "no model", "two models", "data and merge", "merge to a log", "merge of one"],
 )
 def test_calibrate_wants_a_model_and_an_output(arguments: list[str]) -> None:
     result = invoke(*arguments)

@@ -52,7 +52,7 @@ def test_the_demo_overwrites_no_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     done = invoke("demo", tmp_path)
     assert done.exit_code == 2
-    assert done.stderr == f"requant: {tmp_path / name}: exists already; --force overwrites it\n"
+    assert done.stderr == f"requant: {tmp_path / name}: exists already; --force overwrites it (in Python: force=True)\n"
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
 
 

@@ -346,7 +346,7 @@ def test_what_can_be_refused_is_refused_before_the_work(
     monkeypatch.setattr(compiling, "PROTOBUF_LIMIT", 2**10)
     before = snapshot(tmp_path)
     for arguments, said in (
-        ((model, "-o", model), "the output is the input"),
+        ((model, "-o", model), "would overwrite the input"),
         ((model, "-o", tmp_path / "old.onnx"), "exists already; --force overwrites it"),
         ((model, "-o", tmp_path / "none" / "out.onnx"), "no folder"),
         ((model, "-o", tmp_path / "out.ort"), "out.ort: the ORT format holds 2 GB; give a path that ends in .onnx"),

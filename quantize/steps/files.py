@@ -1,0 +1,32 @@
+"""Refuse the files of a request before any long work."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+
+from ...calibration.sources import DataSource, DataSpec
+from ...system.apart import PathLike, check_apart
+from ..model.files import check_output
+from ..options.options import Options
+from ..placement.plan_file import plan_path
+
+
+def check_files(model: PathLike, data: DataSource | None, output: PathLike, options: Options) -> None:
+    """Refuse an output that cannot be written, or that would overwrite an input.
+
+    Args:
+        model: Path of the float model.
+        data: The data.
+        output: Path of the model to write; its plan goes beside it.
+        options: The options, of which some name files.
+
+    Raises:
+        RequantError: As for `check_output` and `check_apart`.
+    """
+    given = [getattr(data, each.name) for each in fields(data)] if isinstance(data, DataSpec) else [data]
+    given += [model, options.ranges, options.overrides, options.costs]
+    inputs = [each for each in given if isinstance(each, (str, os.PathLike))]
+    check_apart({"the output": output, "the plan beside it": plan_path(output)}, inputs)
+    check_output(output, model, force=options.force, external=options.external_data)
+    check_output(plan_path(output), model, force=options.force)
