@@ -20,6 +20,7 @@ from ...calibration.samples import Sample
 from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
 from .classes import Array, Interval, Outputs, Tally, Z, is_float
+from .labels import check_classes, whole
 from .parts import Rows
 from .samples import EachSample, WorstSample
 from .sqnr import decibels, finite, output_powers
@@ -57,6 +58,10 @@ class Labelled:
     def int8_accuracy(self) -> float:
         """The share of items that the INT8 model classifies correctly, 0..1."""
         return self.int8_correct / self.items
+
+    def above_chance(self, classes: int) -> bool:
+        """Whether the float model is right more often than a guess among classes; else the labels are hardly its."""
+        return classes < 2 or self.float_accuracy > 1 / classes
 
     @property
     def p_value(self) -> float:
@@ -188,18 +193,21 @@ class _Sums:
         self.tokens = self.tokens.with_sample(reference, candidate, sample)
         expected, actual = self.classes.add(reference, candidate, sample) or (None, None)
         if sample.label is not None:
-            self._add_labels(expected, actual, np.asarray(sample.label).reshape(-1), sample.where)
+            self._add_labels(expected, actual, sample)
 
-    def _add_labels(self, expected: Array | None, actual: Array | None, labels: Array, where: str) -> None:
+    def _add_labels(self, expected: Array | None, actual: Array | None, sample: Sample) -> None:
         """Compare the predictions of both models with the labels."""
+        labels = np.asarray(sample.label).reshape(-1)
         floats = self.any_labels and labels.dtype.kind == "f"
         if expected is None or actual is None or expected.size != labels.size or floats:
             if self.any_labels:
                 return
             count = 0 if expected is None else expected.size
             raise RequantError(
-                f"{where}: {labels.size} label(s) for {count} prediction(s); give one class each, or no labels"
+                f"{sample.where}: {labels.size} label(s) for {count} prediction(s); give one class each, or no labels"
             )
+        labels = whole(sample).reshape(-1)
+        check_classes(labels, self.classes.classes, sample.where)
         pairs = zip(expected.reshape(-1), actual.reshape(-1), labels, strict=True)
         self.correct += [(bool(a == label), bool(b == label)) for a, b, label in pairs if label >= 0]
 

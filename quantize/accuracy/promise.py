@@ -98,9 +98,9 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
 
 
 def _by_labels(accuracy: Accuracy) -> Promise | None:
-    """Judge by labels; None without labels, or if chance decides and there is a predicted drop to judge by."""
+    """Judge by labels; None without labels that the float model knows, or if chance decides beside a predicted drop."""
     counts = accuracy.labelled
-    if counts is None:
+    if counts is None or not counts.above_chance(accuracy.classes):
         return None
     drop = counts.float_accuracy - counts.int8_accuracy
     allowed, (low, high) = SHARE * counts.float_accuracy, counts.drop_interval

@@ -163,6 +163,11 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
         drop, (low, high) = labelled.float_accuracy - labelled.int8_accuracy, labelled.drop_interval
         yield "drop", f"{points(drop)} points ({where}), 95 % interval {points(low)} to {points(high)}"
         yield _items_row(labelled, where)
+    if labelled is not None and not labelled.above_chance(accuracy.classes):
+        yield (
+            "labels",
+            f"float is right no more often than a guess among {accuracy.classes} classes: check the labels",
+        )
     by_class = labelled is not None or is_sure(accuracy)
     if by_class:  # near chance, an agreement says nothing: it may be an embedding
         yield from _class_rows(accuracy, where, shown)

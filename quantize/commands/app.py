@@ -21,7 +21,7 @@ from ...system.notes import also_written, forget, note
 from ...system.printable import sentence
 from ..options.option import GROUPS
 from ..runtime.progress import Lines, Progress, expect, silent, ticking
-from .talk import emit, print_error, printable_streams, say
+from .talk import emit, json_alone, print_error, printable_streams, say
 
 PATH = click.Path(path_type=Path)
 OTHER = "other"
@@ -133,12 +133,19 @@ class Talking(_InSection):
         _write_sections(formatter, rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. With --quiet stderr is closed; an error is printed afterwards.
+        """Run the command. With --quiet stderr is closed; with --json stdout has the JSON alone.
 
         Raises:
             RequantError: An output would overwrite an input.
         """
         _check_outputs(self, ctx.params)
+        if ctx.params.get("as_json"):
+            with json_alone():
+                return self._run(ctx)
+        return self._run(ctx)
+
+    def _run(self, ctx: click.Context) -> Any:
+        """Run the command, with or without stderr."""
         if not ctx.meta.get(QUIET):
             return super().invoke(ctx)
         with open(os.devnull, "w", encoding="utf-8") as silence, redirect_stderr(silence):

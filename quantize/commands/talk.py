@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -32,9 +34,35 @@ def emit(text: str, *, err: bool = False) -> None:
     click.echo(text, err=err)
 
 
+_FOR_JSON: ContextVar[TextIO | None] = ContextVar("stdout for JSON", default=None)
+
+
 def print_json(value: object) -> None:
-    """Print one JSON object on stdout."""
-    emit(json_text(value))
+    """Print one JSON object on stdout, also within `json_alone`."""
+    click.echo(json_text(value), file=_FOR_JSON.get())
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Send what others print on stdout to stderr: readers, metrics and libraries. So stdout has the JSON alone."""
+    stdout = sys.stdout
+    with ExitStack() as stack:
+        try:
+            descriptor = stdout.fileno()
+        except (OSError, ValueError):  # no file of the system, as in a notebook
+            own = stdout
+        else:
+            saved = os.dup(descriptor)
+            own = stack.enter_context(open(saved, "w", encoding=stdout.encoding, errors=stdout.errors))
+            stdout.flush()
+            os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else descriptor, descriptor)
+            stack.callback(os.dup2, saved, descriptor)
+        stack.enter_context(redirect_stdout(sys.stderr))
+        token = _FOR_JSON.set(own)
+        try:
+            yield
+        finally:
+            _FOR_JSON.reset(token)
 
 
 def print_error(

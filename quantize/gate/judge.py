@@ -256,9 +256,23 @@ def slower(rounds: tuple[float, ...], floor: float) -> bool:
     return max(rounds) < floor
 
 
+def _untimed(before: Speed | None, allowed: Tolerances) -> Iterator[Line]:
+    """Say what is not compared where nothing was timed."""
+    if allowed.speedup is not None:
+        yield _skipped("speedup", "nothing was timed: 0 seconds", f"{allowed.speedup:.2f}x required")
+    if before is not None:
+        yield _skipped("latency", "nothing was timed: 0 seconds", f"{before.ratio:.2f}x")
+
+
+def _skipped(name: str, reason: str, baseline: str = "none") -> Line:
+    """Return a line that was not compared."""
+    return Line(name=name, status=Status.SKIP, baseline=baseline, measured="not timed", reason=reason)
+
+
 def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) -> Iterator[Line]:
     """Compare the speed-up with the required one, and with the baseline if it is from the same kind of machine."""
     if now is None:
+        yield from _untimed(before, allowed)
         return
     low, high = min(now.rounds), max(now.rounds)
     measured, rounds = f"{now.ratio:.2f}x", f"all {len(now.rounds)} rounds ({low:.2f}x to {high:.2f}x)"
@@ -275,6 +289,7 @@ def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) ->
             reason=f"too slow in {rounds}" if slow else "",
         )
     if before is None:
+        yield _skipped("latency", "the baseline was not timed: --update times it")
         return
     line = Line(
         name="latency",

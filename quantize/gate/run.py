@@ -79,6 +79,8 @@ class CheckOptions:
         for name, least in (("threads", self.threads), ("seconds", self.seconds)):
             if least is not None and not 0 <= least < math.inf:
                 raise RequantError(f"{name} must be 0 or more, not {least}")
+        if self.seconds == 0 and self.tolerances.get("speedup") is not None:
+            raise RequantError("a required speedup needs a timing, but seconds is 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

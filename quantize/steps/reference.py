@@ -13,6 +13,7 @@ from ...calibration.kept import kept
 from ...calibration.newer import lower
 from ...calibration.session import ModelSource, open_session
 from ...calibration.sources import DataSource, Source
+from ..accuracy.labels import check_label
 from ..model.files import Weights, about, serialize
 from ..options.options import Options
 from ..runtime.inputs import open_for
@@ -153,4 +154,6 @@ def open_data(
     loads = loads_of(source, options.batches)
     for load in loads:
         run(load.feed)
+    first = next(iter(source))
+    check_label(run(first.feed), first)
     return source, loads

@@ -175,3 +175,26 @@ def test_a_damaged_list_of_plugins_leaves_the_others(site: Path, text: bytes) ->
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "mine")
     assert done.stderr.startswith("requant: the entry_points.txt of an installed distribution is damaged")
     assert len({*done.stderr.splitlines()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise KeyError('zz')", "broken: broken: KeyError: 'zz'"),
+        ("return None", "broken: broken: returned NoneType, not a Change"),
+    ],
+    ids=["raises", "returns nothing"],
+)
+def test_a_transform_of_a_plugin_that_fails_is_a_refusal(site: Path, body: str, told: str) -> None:
+    code = (
+        "import onnx_ir as ir\nfrom requant.transforms import Change, transform\n\n\n"
+        f'@transform("broken")\ndef broken(model: ir.Model) -> Change:\n    """Fail."""\n    {body}\n'
+    )
+    install(site, "broken", code)
+    done = requant(site, "transform", "m.onnx", "o.onnx", "--transforms", "broken")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    left = requant(site, "transform", "m.onnx", "o.onnx", "--transforms", "broken(ignore_errors=true)")
+    assert left.returncode == 0
+    assert (site / "o.onnx").exists()

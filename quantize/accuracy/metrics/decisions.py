@@ -6,7 +6,8 @@ import numpy as np
 
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, class_scores, predictions
-from .items import Items, check_classes, fits, floats, spread, unlike, whole
+from ..labels import check_classes, whole
+from .items import Items, fits, floats, spread, unlike
 
 
 def confusions(outputs: Outputs, sample: Sample, _: Outputs) -> Items:

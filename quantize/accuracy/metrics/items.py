@@ -10,6 +10,7 @@ import numpy as np
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, class_scores, is_float, predictions, predictions_like
+from ..labels import check_classes, whole
 from ..sqnr import output_powers
 
 CLASSES = 2**16
@@ -272,22 +273,6 @@ def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
     ends = [[axis for axis in shape if axis != 1][-1:] for shape in (have, want)]
     same = np.prod(have, dtype=np.int64) == np.prod(want, dtype=np.int64)
     return bool(same) and (ends[0] == ends[1] or len([axis for axis in have if axis != 1]) <= 1)
-
-
-def whole(sample: Sample) -> Array:
-    """Return the labels of a sample as int64; raise if they are fractions, or too large for it."""
-    labels = np.asarray(sample.label)
-    if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
-        raise DataError(f"{sample.where}: labels of {labels.dtype}, but labels must be classes")
-    if labels.dtype.kind in "fu" and not (np.abs(labels.astype(np.float64)) < 2.0**63).all():
-        raise DataError(f"{sample.where}: a label is beyond the range of int64, but labels must be classes")
-    return labels.astype(np.int64)
-
-
-def check_classes(labels: Array, count: int, where: str) -> None:
-    """Raise DataError if a label is not below the number of classes."""
-    if labels.size and labels.max() >= count:
-        raise DataError(f"{where}: label {int(labels.max())}, but the output has {count} classes, counted from 0")
 
 
 def floats(outputs: Outputs) -> Iterator[Array]:

@@ -9,7 +9,8 @@ import numpy as np
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, blank_of, collapsed, is_float
-from .items import Items, spread, whole
+from ..labels import whole
+from .items import Items, spread
 
 
 def errors(outputs: Outputs, sample: Sample, reference: Outputs, *, words: bool) -> Items:

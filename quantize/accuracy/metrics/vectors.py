@@ -7,7 +7,8 @@ import numpy as np
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs
-from .items import CHUNK, Items, floats, spread, weighted, whole
+from ..labels import whole
+from .items import CHUNK, Items, floats, spread, weighted
 
 NO_VECTOR = -2.0
 """The similarity to a vector with NaN: below that of any other vector."""

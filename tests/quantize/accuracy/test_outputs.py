@@ -16,6 +16,7 @@ from requant import RequantError
 from requant.calibration import Sample
 from requant.calibration.session import Array
 from requant.quantize.accuracy.classes import NO_CLASS, predictions
+from requant.quantize.accuracy.labels import check_label
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, binomial_p, measure, score_interval
 from requant.quantize.accuracy.sqnr import decibels, output_powers, powers
 
@@ -195,6 +196,31 @@ def test_labels_that_do_not_fit_the_predictions_are_refused(outputs: Any, labels
         compared(outputs, outputs, labels)
     assert "sample 0: " in str(caught.value)
     assert counted in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        (np.array([4]), "sample 0: label 4, but the output has 4 classes, counted from 0"),
+        (np.array([1.5], np.float32), "sample 0: labels of float32, but labels must be classes"),
+    ],
+    ids=["counted from 1", "a fraction"],
+)
+def test_labels_that_are_no_classes_are_refused(label: Array, told: str) -> None:
+    """No model is right on them, so that no INT8 model would break any."""
+    scores = LOGITS.astype(np.float32)
+    with pytest.raises(RequantError, match=told):
+        compared([scores], [scores], [label])
+
+
+def test_the_first_label_is_checked_before_any_work() -> None:
+    outputs = {"y": LOGITS.astype(np.float32)}
+    bad: list[Array | int] = [np.array([4]), 7]
+    for label in bad:
+        with pytest.raises(RequantError, match="but the output has 4 classes"):
+            check_label(outputs, Sample({}, label, "sample 0"))
+    for other in (np.array([3]), np.array([-1]), np.array([9, 9]), np.array([0.5]), None):
+        check_label(outputs, Sample({}, other, "sample 0"))
 
 
 def test_progress_counts_the_samples() -> None:

@@ -268,3 +268,17 @@ def test_what_is_nearest_to_its_limit_is_told() -> None:
         promise(replace(whole, parts_db={"y": ("[:, 4:]", 29.0)})).text
         == "30.0 dB at the worst output, 20 dB are needed"
     )
+
+
+def test_labels_that_the_float_model_does_not_know_judge_nothing() -> None:
+    """With 0 right answers, no INT8 model breaks any."""
+    wrong = Labelled(items=64, float_correct=10, int8_correct=10, broken=0, fixed=0)
+    assert wrong.above_chance(10)
+    assert not wrong.above_chance(5)
+    known = replace(SCORES, labelled=replace(wrong, items=6400, float_correct=1000, int8_correct=1000))
+    assert promise(known).judge == "labels"
+    guessed = replace(known, classes=5)  # 15.6 % right
+    assert promise(guessed).judge != "labels"
+    rows = dict(accuracy_rows(guessed, "data"))
+    assert rows["labels"] == "float is right no more often than a guess among 5 classes: check the labels"
+    assert "labels" not in dict(accuracy_rows(known, "data"))

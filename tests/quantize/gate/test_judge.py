@@ -28,6 +28,7 @@ from requant.quantize.gate.baseline import (
 )
 from requant.quantize.gate.blame import changed_layers, explained
 from requant.quantize.gate.judge import Line, Status, beyond, judge, metric_line, size_line, slower
+from requant.quantize.gate.run import CheckOptions
 from requant.quantize.runtime.machine import Machine
 
 HERE = Machine("1.31", "a CPU", 1)
@@ -193,6 +194,22 @@ def test_a_speed_elsewhere_is_not_judged(changed: dict[str, Any], word: str) -> 
 def test_another_runtime_is_judged_and_named() -> None:
     speed = Speed((1.0,), 1.0, 1.0, 1, Machine("1.32", "a CPU", 1))
     assert "ONNX Runtime 1.31, this is 1.32" in failing(measured(speed=speed))["latency"].reason
+
+
+def test_a_speed_that_was_not_measured_is_said_to_be_missing() -> None:
+    """A gate passed with a required speed-up of 9 that nobody had measured."""
+    lines = {line.name: line for line in judge(measured(speed=None), baseline({"speedup": 9.0}))}
+    assert (lines["speedup"].status, lines["latency"].status) == (Status.SKIP, Status.SKIP)
+    assert lines["speedup"].reason == "nothing was timed: 0 seconds"
+    without = replace(baseline(), measured=measured(speed=None))
+    (line,) = (line for line in judge(measured(), without) if line.name == "latency")
+    assert (line.status, line.reason) == (Status.SKIP, "the baseline was not timed: --update times it")
+    assert not [line for line in judge(measured(speed=None), without) if line.name in ("speedup", "latency")]
+
+
+def test_a_required_speed_needs_a_timing() -> None:
+    with pytest.raises(RequantError, match="a required speedup needs a timing, but seconds is 0"):
+        CheckOptions(tolerances={"speedup": 9.0}, seconds=0)
 
 
 def test_a_speed_that_is_asked_for_is_judged_anywhere() -> None:

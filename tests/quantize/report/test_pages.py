@@ -125,7 +125,19 @@ def test_a_report_that_cannot_be_written_is_refused_first(
         (("view", "{model}", "-o", "{model}"), "--output would overwrite the input"),
         (("view", "{no}", "-o", "{out}"), "no such file"),
     ],
-    ids=["missing", "text", "newer", "suffix", "exists", "none", "no-model", "view-exists", "model", "no-file"],
+    ids=[
+        "missing",
+        "text",
+        "newer",
+        "suffix",
+        "exists",
+        "none",
+        "no-model",
+        "view-exists",
+        "view-suffix",
+        "model",
+        "no-file",
+    ],
 )
 def test_what_cannot_be_shown_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     places: dict[str, Any] = {name: tmp_path / f"{name}.html" for name in ("out", "taken")}

@@ -1,0 +1,43 @@
+"""Labels that are classes of a model's predictions, and labels that cannot be."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...calibration.samples import DataError, Sample
+from .classes import Array, Outputs, evident_scores
+
+
+def whole(sample: Sample) -> Array:
+    """Return the labels of a sample as int64; raise if they are fractions, or too large for it."""
+    labels = np.asarray(sample.label)
+    if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):
+        raise DataError(f"{sample.where}: labels of {labels.dtype}, but labels must be classes")
+    if labels.dtype.kind in "fu" and not (np.abs(labels.astype(np.float64)) < 2.0**63).all():
+        raise DataError(f"{sample.where}: a label is beyond the range of int64, but labels must be classes")
+    return labels.astype(np.int64)
+
+
+def check_classes(labels: Array, count: int, where: str) -> None:
+    """Raise DataError if a label is not below the number of classes."""
+    if labels.size and labels.max() >= count:
+        raise DataError(f"{where}: label {int(labels.max())}, but the output has {count} classes, counted from 0")
+
+
+def check_label(outputs: Outputs, sample: Sample) -> None:
+    """Raise DataError if integer labels, one for each prediction, are no classes of the output with the scores.
+
+    Labels of other forms may be for a metric.
+
+    Args:
+        outputs: The outputs of the float model.
+        sample: Its inputs and the label.
+    """
+    found = None if sample.label is None else evident_scores(outputs, sample)
+    if found is None:
+        return
+    labels, scores = np.asarray(sample.label), found[1]
+    if labels.dtype.kind in "iub" and labels.size == math.prod(scores.shape[:-1]):
+        check_classes(labels, scores.shape[-1], sample.where)
