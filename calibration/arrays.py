@@ -18,7 +18,7 @@ from .. import RequantError, near
 from ..system.regular import open_regular, size_of, stamp_of
 from .npy import Stored, check_ratio, member_of, open_archive, plain_start, read_whole, stored_array
 from .objects import REASON, reason_of
-from .samples import DataError, Picked, Rows, Sample, as_label, check_names
+from .samples import DataError, Picked, Rows, Sample, as_label, check_names, missing
 from .session import Array, InputSpec, required
 
 SUFFIXES = frozenset((".npz", ".npy"))
@@ -173,7 +173,7 @@ def _npz_names(archive: zipfile.ZipFile, path: str, split: str | None, inputs: S
     known = _names(inputs) | {LABELS}
     for name in files:
         if not any(name == want or name.endswith(f"/{want}") for want in known):
-            raise DataError(f"{path}: array {name!r} is not an input of the model{near(name, known)}")
+            raise DataError(f"{path}: array {name!r} is not an input of the model{near(name, _names(inputs))}")
     prefix = "" if split is None else f"{split}/"
     names = {name: files[prefix + name] for name in known if prefix + name in files}
     if not names and split is not None:
@@ -181,7 +181,9 @@ def _npz_names(archive: zipfile.ZipFile, path: str, split: str | None, inputs: S
         raise DataError(f"{path}: no split named {split!r}{near(split, splits)}")
     for spec in required(inputs):
         if spec.name not in names:
-            raise DataError(f"{path}: no array named {prefix + spec.name!r} for the input{near(spec.name, files)}")
+            given = [name for name in files if name.startswith(prefix)]
+            hint = missing(prefix + spec.name, given, [prefix + each for each in names], inputs)
+            raise DataError(f"{path}: no array named {prefix + spec.name!r} for the input{hint}")
     return names
 
 

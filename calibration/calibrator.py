@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from .. import RequantError, UnknownNameError
+from ..system.given import check_kind, names_of
 from .execution import Execution
 from .files import Data, RangeFile, save_ranges, shard_text
 from .histogram import Statistic
@@ -16,7 +17,7 @@ from .identity import fingerprint, tensor_digests
 from .objects import python_object
 from .observations import Observations
 from .precision import Precision
-from .ranges import Range, parse_rule
+from .ranges import Range, Rule, parse_rule
 from .runner import Progress, length_of, observe
 from .session import InputSpec, ModelSource, input_specs, open_session, output_specs
 from .sources import DataSource, Source, guarded, open_source
@@ -62,10 +63,11 @@ class Calibrator:
     """The position of the next sample in the whole data; None if unknown."""
 
     def __post_init__(self) -> None:
+        self.tensors = names_of(self.tensors, "tensors")
         session = open_session(self.model, lean=True)
         self._inputs = input_specs(session)
         self._stateful = bool(recognised(self._inputs, output_specs(session)))
-        self.tensors = tuple(self.tensors) or activations(self.model)
+        self.tensors = self.tensors or activations(self.model)
 
     def observe(self, data: DataSource, samples: int | None = None, progress: Progress | None = None) -> Calibrator:
         """Run the model over data, and add the statistics to the earlier ones.
@@ -166,16 +168,27 @@ class Calibrator:
             precision: The integers that the ranges are for; None for uint8 with any zero point.
 
         Raises:
-            RequantError: There is no such rule.
+            RequantError: There is no such rule, or it needs histograms.
         """
-        chosen = parse_rule(rule)
+        chosen = self._rule(rule)
         return {
             name: chosen(statistic, self.seen.runs.get(name), precision or Precision())
             for name, statistic in self.seen.ranges.items()
         }
 
+    def _rule(self, text: str) -> Rule:
+        """Return a rule for which the statistics suffice."""
+        check_kind(text, str, "a rule must be a text such as 'mse'")
+        rule = parse_rule(text)
+        if rule.needs_histogram and not self.histogram:
+            raise RequantError(f"the rule {rule} needs histograms, and this calibrator has histogram=False")
+        return rule
+
     def merge(self, other: Calibrator) -> Calibrator:
-        """Add the statistics of another calibrator of the same model. The result is that of one run over all data.
+        """Add the statistics of another calibrator of the same model. The ranges are those of one run over all data.
+
+        How the ranges grew (`Observations.runs`) is known of each part alone, unless ``Execution(first=N)`` gives the
+        position of its first sample in the whole data.
 
         >>> import onnx
         >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -189,8 +202,11 @@ class Calibrator:
             This calibrator; the other one does not change.
 
         Raises:
-            RequantError: The calibrators have different kinds of statistics, or shards that cannot be merged.
+            RequantError: The calibrators are of different models or tensors, have other kinds of statistics, or shards
+                that cannot be merged.
         """
+        if (self._inputs, self.tensors) != (other._inputs, other.tensors):
+            raise RequantError("calibrators of different models or tensors cannot be merged")
         if self.histogram and other.histogram and self._values != other._values:
             mine, theirs = (seen._values or "all" for seen in (self, other))
             raise RequantError(f"histograms of {mine} and of {theirs} values per sample cannot be merged")
@@ -237,12 +253,16 @@ class Calibrator:
         ((1.0, 1.0), 1)
 
         Raises:
-            RequantError: There is no such rule, or the file cannot be written.
+            RequantError: There is no such rule, it needs histograms, nothing was observed, or the file cannot be
+                written.
         """
+        chosen = self._rule(rule)
+        if not self.seen.samples:
+            raise RequantError("nothing was observed: call observe with data before save")
         loaded, _ = load_copy(self.model)
         file = RangeFile.of(
             self.seen,
-            parse_rule(rule),
+            chosen,
             model=fingerprint(loaded),
             data=Data(" + ".join(sorted(set(self._described))), self.execution.batch, self._shards, self._values),
             digests=tensor_digests(loaded, self.tensors),

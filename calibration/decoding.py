@@ -13,6 +13,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from reprlib import repr as brief
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -97,6 +98,9 @@ def load_document(
     document = load_json(path, noun, most=most)
     if not isinstance(document, dict) or "schema" not in document:
         raise RequantError(f"{name}: not a {noun}: no 'schema'")
+    keys = {each.name for each in fields(kind)} - {"schema"} if is_dataclass(kind) else set()
+    if keys and len(document) > 1 and not keys & document.keys():
+        raise RequantError(f"{name}: not a {noun}: it has {', '.join(map(brief, sorted(document)[:4]))}")
     found = document["schema"]
     if type(found) is not int or found != schema:
         advice = f": {hint}" if hint else ""

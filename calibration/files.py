@@ -175,6 +175,8 @@ def merge_files(files: Sequence[RangeFile]) -> RangeFile:
     Raises:
         RequantError: The files belong to different models, come from runs with different settings, or share data.
     """
+    if not files:
+        raise RequantError("there are no range files to merge")
     first = files[0]
     for other in files[1:]:
         _check_alike(first, other)

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from .. import RequantError, UnknownNameError
+from ..system.given import kind_of
 from ..system.regular import check_regular
 from .samples import SEQUENCE, DataError, Picked, Rows, Sample, as_array, as_label, check_names, with_batch_axis
 from .session import InputSpec, required
@@ -281,7 +282,9 @@ def _closed(items: Iterable[object]) -> Iterator[object]:
 def _returned(data: object) -> Iterable[object]:
     """Check the return value of a callable."""
     if not _is_iterable(data):
-        raise TypeError(f"{type(data).__name__!r} object is not iterable")
+        raise TypeError(
+            f"it returned {kind_of(data)}; feeds are wanted, such as a generator that yields dicts of arrays"
+        )
     return data
 
 
@@ -310,6 +313,8 @@ def _as_sample(item: object, where: str, inputs: Sequence[InputSpec], *, unbatch
     if not isinstance(feed, Mapping):
         got = f"a tuple of {len(item)}" if isinstance(item, tuple) else type(item).__name__
         hint = f"; the model has inputs {', '.join(spec.name for spec in needed)}" if len(needed) > 1 else ""
+        if isinstance(item, list) and item and all(isinstance(each, Mapping) for each in item):
+            hint = "; a list of feeds is a sequence, for a model with a state: --state OUT=IN"
         raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{hint}")
     feed = dict(feed)
     names = {spec.name for spec in inputs}

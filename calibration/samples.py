@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
@@ -170,6 +170,22 @@ def checked(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
     return replace(sample, feed=feed)
 
 
+def missing(name: str, given: Iterable[str], used: Iterable[str], inputs: Sequence[InputSpec]) -> str:
+    """Return what may help where an input has no array: a similar name that no other input uses, or ``--state``.
+
+    Args:
+        name: The input.
+        given: The names of all arrays.
+        used: The names that other inputs use.
+        inputs: The model's inputs.
+    """
+    names = [*given]
+    free = [other for other in names if other not in {*used}]
+    hint = near(name, free) if free or not names else ""
+    several = len([*required(inputs)]) > 1
+    return hint + ("; if an output of the model feeds it: --state OUT=IN" if several and names else "")
+
+
 def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where: str) -> None:
     """Check that every required input has an array and that there are no other arrays.
 
@@ -182,7 +198,7 @@ def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where:
             raise DataError(f"{where}: the model has no input named {name!r}{near(str(name), known)}")
     for name in (spec.name for spec in required(inputs)):
         if name not in names:
-            raise DataError(f"{where}: no array for the model's input {name!r}{near(name, names)}")
+            raise DataError(f"{where}: no array for the model's input {name!r}{missing(name, names, known, inputs)}")
 
 
 def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:

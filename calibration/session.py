@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import NATIVE_DOMAIN, RequantError
+from ..system.given import check_kind
 from ..system.regular import check_regular
 from ..system.stderr import aside, is_moved
 from .newer import is_newer, lower_message
@@ -153,6 +154,7 @@ def open_session(
         RequantError: The model cannot be loaded; the message has the file and the runtime's reason.
     """
     if not isinstance(model, (bytes, Serialized)):
+        check_kind(model, (str, os.PathLike), "a model must be the path of a file or its bytes")
         check_file(model)
     options_for = partial(
         _session_options,
@@ -391,7 +393,7 @@ def input_specs(session: InferenceSession) -> tuple[InputSpec, ...]:
     """
     for value in session.get_inputs():
         if value.type not in DTYPES:
-            raise RequantError(f"input {value.name!r} is a {value.type}; arrays cannot be fed to it")
+            raise RequantError(f"input {value.name!r} is a {value.type}; arrays cannot be fed to it: export float32")
     return _specs(session.get_inputs())
 
 

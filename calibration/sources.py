@@ -323,6 +323,8 @@ def _open_text(spec: DataSpec, name: str, inputs: Sequence[InputSpec]) -> Rows:
     if (target := named(name)) is not None:
         _refuse_unused(spec, "a Python object")
         return python_object(target.value, target.name, target.folder, inputs)
+    if Path(name).suffix.lower() == ".npy":
+        raise DataError(f"{name}: one array; put .npy files into a folder and name that, or save the arrays as .npz")
     problem = "cannot be read as data" if Path(name).exists() else "no such file or folder"
     raise DataError(f"{name}: {problem}; a data source is {FORMS}")
 

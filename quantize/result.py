@@ -10,7 +10,7 @@ from typing import Any
 
 from ..calibration.checks import Finding
 from ..system.printable import one_line
-from ..transforms.reasons import IN_BLOCKS, INTEGER
+from ..transforms.reasons import ALREADY, IN_BLOCKS, INTEGER
 from .accuracy.outputs import Accuracy, accuracy_json
 from .accuracy.promise import Promise
 from .accuracy.shown import as_html, as_text
@@ -33,7 +33,6 @@ from .accuracy.verdict import (
 )
 from .job import Placement
 from .options.efforts import CORRECTIONS, EFFORTS
-from .placement.reasons import ALREADY
 from .runtime.timing import Latency, latency_json
 
 
@@ -278,10 +277,11 @@ def _rows(result: Result) -> Iterator[Row]:
     yield from _effort(result)
     if result.relieved:
         channels = sum(result.relieved.values())
-        units = f"{channels} channels of {len(result.relieved)} operators"
+        units = f"{channels} channels of {len(result.relieved)} operator{'s' if len(result.relieved) > 1 else ''}"
+        counted = "; their noise is counted above" if result.samples and not result.random else ""
         yield (
             "16-bit sums",
-            f"{units} have coarser weights: this CPU's sums cannot saturate; their noise is counted above",
+            f"{units} have coarser weights, so that 16-bit sums of this CPU cannot saturate{counted}",
         )
     yield size_row(result.float_bytes, result.int8_bytes)
     yield from _rejected(result)

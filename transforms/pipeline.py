@@ -170,6 +170,8 @@ def run(
         TransformError: A step without ``ignore_errors=true`` failed.
         VerifyError: The model is not valid before the first step or after a step.
     """
+    if not isinstance(model, ir.Model):
+        raise TransformError(f"run takes an onnx_ir.Model, as onnx_ir.load returns it, not {type(model).__name__}")
     steps = _with_ports(parse(str(pipeline)).steps, {"inputs": tuple(inputs), "outputs": tuple(outputs)})
     verified = check and not lookup(steps[0].name).takes_unsorted
     if verified:
@@ -214,34 +216,15 @@ def _run_step(
     backup = _copy(model, transform) if options.pop(IGNORE_ERRORS.name, False) else None
     before = signature(model)
     notices = tuple(f"{step.name} should run after {name}" for name in transform.after if name not in history)
-    own = transform.function.__module__.startswith(f"{__package__}.")
     try:
-        change = transform(model, **options) if own else _foreign(transform, model, options)
+        change = transform(model, **options)
     except RequantError as error:
         if backup is None:
             raise TransformError(f"{step.name}: {error}") from error
         return backup, StepResult(step, Change(), notices, str(error))
-    if check and (change.applied or not (verified and own)):
+    if check and (change.applied or not (verified and transform.own)):
         _verify_after(f"after {step.name}", model, None if transform.changes_io else before)
     return model, StepResult(step, change, notices)
-
-
-def _foreign(transform: Transform, model: ir.Model, options: Mapping[str, Any]) -> Change:
-    """Apply a transform of a plug-in, whose errors are no errors of this program.
-
-    Raises:
-        RequantError: It failed, or returned no `Change`.
-    """
-    try:
-        change = transform(model, **options)
-    except RequantError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())
-        raise RequantError(f"{transform.function.__module__}: {type(error).__name__}: {text}") from error
-    if not isinstance(change, Change):
-        raise RequantError(f"{transform.function.__module__}: returned {type(change).__name__}, not a Change")
-    return change
 
 
 def _verify_after(when: str, model: ir.Model, before: Signature | None) -> None:

@@ -45,6 +45,7 @@ CONTROL_FLOW = Reason("control-flow", "control flow runs in float; the operators
 FUSED_GROUP = Reason("fused-group", "the runtime fuses the group into one float kernel")
 GATE_RANGE = Reason("gate-range", "its alpha or beta is outside the range of the integer form")
 GELU = Reason("gelu", "one float kernel computes it; uint8 would need several kernels")
+ALREADY = Reason("quantized-weights", "its weights are quantized already")
 INTEGER = Reason("integer-already", "already computes in integers")
 IN_BLOCKS = Reason("integer-already", "its weights are integers in blocks already")
 LOOKUP = Reason("slow-lookup", "the integer table lookup is slower than the float kernel, alone and in a SiLU")

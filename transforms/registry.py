@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -108,9 +109,29 @@ class Transform:
         """The docstring of the function: summary, Before, After, Left alone."""
         return inspect.getdoc(self.function) or ""
 
+    @property
+    def own(self) -> bool:
+        """Whether it belongs to this package, and not to a plug-in."""
+        return self.function.__module__.startswith(f"{__package__}.")
+
     def __call__(self, model: Model, **options: Any) -> Change:
-        """Apply the rewrite to `model`, in place."""
-        return self.function(model, **options)
+        """Apply the rewrite to `model`, in place.
+
+        Raises:
+            RequantError: It failed. Errors of a plug-in are no errors of this program.
+        """
+        if self.own:
+            return self.function(model, **options)
+        try:
+            change = self.function(model, **options)
+        except RequantError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise RequantError(f"{self.function.__module__}: {type(error).__name__}: {text}") from error
+        if not isinstance(change, Change):
+            raise RequantError(f"{self.function.__module__}: returned {type(change).__name__}, not a Change")
+        return change
 
 
 REGISTRY: dict[str, Transform] = {}
@@ -130,11 +151,14 @@ def transform(
     without a default is required. ``tuple[str, ...]`` options may be repeated: ``remove_nodes(op=A, op=B)``.
 
     Raises:
-        TypeError: The name is taken, the docstring is missing, or an option has a type outside `OPTION_TYPES`.
+        TypeError: The name is taken, or no pipeline can have it,
+            the docstring is missing, or an option has a type outside `OPTION_TYPES`.
     """
 
     def register(function: Function) -> Function:
-        if name in REGISTRY and REGISTRY[name].function.__qualname__ != function.__qualname__:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            raise TypeError(f"{name!r} is no name of a transform: small letters, digits and underscores")
+        if name in REGISTRY and _place(REGISTRY[name].function) != _place(function):
             raise TypeError(f"two transforms named {name!r}")
         if not inspect.getdoc(function):
             raise TypeError(f"transform {name!r} has no docstring")
@@ -143,6 +167,11 @@ def transform(
         return function
 
     return register
+
+
+def _place(function: Function) -> tuple[str, str]:
+    """Return where a function is defined; a module that is loaded again defines it again."""
+    return function.__module__, function.__qualname__
 
 
 def _options(name: str, function: Function) -> dict[str, Option]:

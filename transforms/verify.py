@@ -160,7 +160,7 @@ def _verify_nodes(model: ir.Model) -> None:
             _verify_attribute(node, attribute)
         _verify_steps(node)
         if node.domain not in imported:
-            domains = ", ".join(sorted(domain or "ai.onnx" for domain in imported))
+            domains = ", ".join(sorted(domain or "ai.onnx" for domain in imported)) or "nothing"
             raise VerifyError(
                 f"node {node.name!r} ({node.op_type}) has domain {node.domain or 'ai.onnx'!r}, but the model imports "
                 f"no operator set of this domain; it imports: {domains}"

@@ -12,6 +12,7 @@ from ... import RequantError
 from ...calibration.session import InputSpec, input_specs, open_session
 from ...calibration.sources import DataSource, Source, open_source
 from ...calibration.state import Link, summary
+from ...system.given import check_kind, check_path
 from ..model.files import Weights, load_model, size_on_disk
 from ..runtime.loads import loads_of
 from ..runtime.progress import Progress, silent
@@ -149,6 +150,10 @@ def compare_models(
     Raises:
         RequantError: A model cannot be loaded, their inputs or outputs differ, or the data do not fit.
     """
+    for each, what in ((float_model, "the float model"), (int8_model, "the INT8 model")):
+        check_path(each, what)
+    if metric is not None:
+        check_kind(metric, (str, Metric), "the metric must be a name, FILE.py:NAME or a Metric")
     if batch < 1:
         raise RequantError(f"batch must be at least 1, not {batch}")
     chosen = metric_named(metric) if isinstance(metric, str) else metric

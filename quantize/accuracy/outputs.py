@@ -204,7 +204,8 @@ class _Sums:
                 return
             count = 0 if expected is None else expected.size
             raise RequantError(
-                f"{sample.where}: {labels.size} label(s) for {count} prediction(s); give one class each, or no labels"
+                f"{sample.where}: {labels.size} label(s) for {count} prediction(s); give one class each "
+                "(of one-hot rows the argmax), or no labels"
             )
         labels = whole(sample).reshape(-1)
         check_classes(labels, self.classes.classes, sample.where)

@@ -11,6 +11,7 @@ from ...calibration.execution import Execution
 from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
+from ...system.given import names_of
 from ...transforms.qparams import BlockForm, Scheme
 from .declared import AUTO, FORMATS, KERNELS, PLACES, PRECISIONS, RUNTIMES, TARGETS, Strategy
 from .efforts import EFFORTS, chosen
@@ -174,6 +175,10 @@ class Options:
         check_batches(self.batches)
         if self.threads < 0:
             raise RequantError(f"threads must be 0 (the runtime chooses) or more, not {self.threads}")
+        if not 0 <= self.seconds < float("inf"):
+            raise RequantError(f"seconds must be 0 or more, not {self.seconds}")
+        if self.corrections is not None:
+            names_of(self.corrections, "corrections")
         if not 0 <= self.noise_weight < float("inf"):
             raise RequantError(f"the price of noise must be 0 or more, not {self.noise_weight}")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from ... import RequantError, UnknownNameError
+from ...system.given import names_of
 from ...transforms.ops import Op, row_of
 from ...transforms.plan import Impl, Unit
 from .declared import Strategy
@@ -58,6 +59,18 @@ class Selection:
     include_ops: frozenset[str] = frozenset()
     strategy: Strategy = Strategy.AUTO
     strategies: Mapping[str, Strategy] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Refuse texts where names are wanted, and unknown strategies.
+
+        Raises:
+            RequantError: A value is refused.
+        """
+        for name in ("exclude_nodes", "exclude_ops", "include_ops"):
+            object.__setattr__(self, name, frozenset(names_of(getattr(self, name), name)))
+        for strategy in (self.strategy, *self.strategies.values()):
+            if strategy not in [*Strategy]:
+                raise UnknownNameError("strategy", str(strategy), [*Strategy])
 
     def check(self, model: ir.Model) -> None:
         """Refuse names that `model` does not have.

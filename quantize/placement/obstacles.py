@@ -18,7 +18,7 @@ from ...transforms.int8_forms import RECURRENT, gate_obstacle
 from ...transforms.int8_recurrent import ACTIVATIONS
 from ...transforms.ops import GATE, INTERPOLATION, MS, OPS, TABLE, WHOLE, Kernel, Op, only_moves
 from ...transforms.plan import Impl, Unit
-from ...transforms.reasons import NONE, Reason
+from ...transforms.reasons import ALREADY, NONE, Reason
 from ...transforms.resizes import IMAGE, find_resizing
 from ...transforms.units import activations
 from ..options.declared import Strategy
@@ -313,7 +313,7 @@ def _form_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return _follower_obstacle(node, row, facts)
     if unit.op == "MatMul" and len(activations(node)) > 1:
         if _is_dequantized(node.inputs[1]):
-            return why.ALREADY
+            return ALREADY
         return NONE if strategy is not Strategy.AUTO or facts.allow_slow else why.BOTH_ACTIVATIONS
     return _compute_obstacle(node, row) or (NONE if facts.allow_slow or facts.portable else _few_products(node))
 
@@ -325,7 +325,7 @@ def _compute_obstacle(node: ir.Node, row: Op) -> Reason:
     """Return what keeps an operator with weights from computing in integers."""
     weight = constant(node.inputs[1])
     if weight is None:
-        return why.ALREADY if _is_dequantized(node.inputs[1]) else why.WEIGHTS_COMPUTED
+        return ALREADY if _is_dequantized(node.inputs[1]) else why.WEIGHTS_COMPUTED
     if weight.dtype is not ir.DataType.FLOAT:
         return why.WEIGHTS_NOT_FLOAT32
     shape = weight.shape.numpy()

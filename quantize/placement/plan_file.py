@@ -76,8 +76,12 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
         UnknownNameError: The model has no unit of this name.
     """
     options, name_of_file = able(facts, rules), os.fspath(path)
-    changed = {}
-    for name, row in _rows(path).items():
+    changed, rows = {}, _rows(path)
+    if len(rows) > 1 and not rows.keys() & options.keys():
+        raise RequantError(
+            f"{name_of_file}: the plan of another model: this one has no unit named {next(iter(rows))!r}"
+        )
+    for name, row in rows.items():
         wanted = row.implementation
         if name not in options:
             raise UnknownNameError(f"unit of {name_of_file} in the model", name, options)

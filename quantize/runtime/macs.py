@@ -49,8 +49,9 @@ def _product(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
 
 def _recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
     """Each step of (T, N, ...) uses every weight of W and R once; both have three dimensions."""
-    weights = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
-    return math.prod(inputs[0][:2]) * sum(weight.size for weight in weights if len(weight.shape) == 3)
+    stored = [v.shape if v.const_value is None else v.const_value.shape for v in node.inputs[1:3] if v is not None]
+    weights = [[axis for axis in shape if isinstance(axis, int)] for shape in stored if shape is not None]
+    return math.prod(inputs[0][:2]) * sum(math.prod(shape) for shape in weights if len(shape) == 3)
 
 
 def _native_recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:

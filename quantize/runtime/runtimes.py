@@ -132,6 +132,15 @@ class Setting:
         """Return ``"openvino (f32)"``."""
         return self.runtime if self.precision == DEFAULT else f"{self.runtime} ({self.precision})"
 
+    def __post_init__(self) -> None:
+        """Refuse a number of threads below 0.
+
+        Raises:
+            RequantError: It is.
+        """
+        if self.threads < 0:
+            raise RequantError(f"threads must be 0 (the runtime chooses) or more, not {self.threads}")
+
     def opened(self) -> Runtime:
         """Return the runtime.
 

@@ -13,7 +13,7 @@ from ...transforms import METADATA_KEY
 from ...transforms.existing import is_finished
 from ...transforms.graph import nodes_by_name
 from ...transforms.plan import Impl, Plan
-from ...transforms.reasons import INTEGER, other
+from ...transforms.reasons import ALREADY, INTEGER, other
 from ..accuracy.choices import was_given
 from ..job import Candidate, Job, Trial
 from ..model.files import load_model, size_on_disk
@@ -22,7 +22,6 @@ from ..model.writing import save_model
 from ..options.efforts import CORRECTIONS
 from ..placement.batches import compromises
 from ..placement.plan_file import plan_path, save_plan
-from ..placement.reasons import ALREADY
 from ..result import FloatNode, Frontier, Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, integer_share

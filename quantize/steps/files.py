@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from ...calibration.sources import DataSource, DataSpec
 from ...system.apart import PathLike, check_apart
+from ...system.given import check_path
 from ..model.files import check_output
 from ..options.options import Options
 from ..placement.plan_file import plan_path
@@ -24,6 +25,8 @@ def check_files(model: PathLike, data: DataSource | None, output: PathLike, opti
     Raises:
         RequantError: As for `check_output` and `check_apart`.
     """
+    check_path(model, "the model")
+    check_path(output, "the output")
     given = [getattr(data, each.name) for each in fields(data)] if isinstance(data, DataSpec) else [data]
     given += [model, options.ranges, options.overrides, options.costs]
     inputs = [each for each in given if isinstance(each, (str, os.PathLike))]

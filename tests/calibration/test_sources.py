@@ -534,7 +534,7 @@ def test_a_label_column_without_numbers_is_dropped(label: Any) -> None:
         (Loader([Tensor([ROW], "torch.bfloat16")]), [X], r"sample 0, input 'x': NumPy has no bfloat16; pass tensor.float"),
         (Loader([Tensor([ROW], "meta")]), [X], r"sample 0, input 'x': not an array: can't convert meta .* Use Tensor.cpu"),
         (type("DatasetDict", (dict,), {"column_names": {}})(train=1, test=2), [X], r"a DatasetDict of feeds: holds the splits train, test; pass one"),
-        (lambda: 3, [X], r"failed at sample 0: TypeError: 'int' object is not iterable"),
+        (lambda: 3, [X], r"failed at sample 0: TypeError: it returned an int; feeds are wanted"),
     ],
     ids=["near", "column", "inputs", "three", "list", "grad", "bfloat16", "device", "splits", "number"],
 )  # fmt: skip

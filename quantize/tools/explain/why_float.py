@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from .... import NATIVE_DOMAIN
 from ....transforms.graph import constant
 from ....transforms.units import clip_bounds
 
@@ -48,7 +49,7 @@ def why_float(model: ir.Model, node: ir.Node, *, ends: bool = True) -> tuple[Rea
     """
     if node.op_type in NO_KERNEL:
         return (_same(f"{node.op_type} has no integer kernel for static ranges"),)
-    if not any(other.op_type in QUANTIZED for other in model.graph.all_nodes()):
+    if not any(other.op_type in QUANTIZED or other.domain == NATIVE_DOMAIN for other in model.graph.all_nodes()):
         return (_same("the model is not quantized"),)
     data, weight, after = _dequantized(node, 0), _dequantized(node, 1), _after(node)
     if data is None and weight is None and after.quantize is None and _upstream(node) is None:

@@ -321,9 +321,16 @@ def precision(node: ir.Node) -> Precision:
     return "weight-only" if packed or any(_stored(value) in SMALL for value in weights) else "float"
 
 
+SAME_VALUES = frozenset(
+    {"Reshape", "Transpose", "Squeeze", "Unsqueeze"}
+)  # as between stored and given weights of LSTMs
+
+
 def _stored(value: ir.Value | None) -> ir.DataType | None:
     """Return the integer type before the DequantizeLinear that makes a tensor; None if there is none."""
     node = value.producer() if value is not None else None
+    while node is not None and node.op_type in SAME_VALUES and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
     if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] is None:
         return None
     held = constant(node.inputs[0])
