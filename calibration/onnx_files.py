@@ -9,10 +9,9 @@ from collections.abc import Callable
 import onnx
 
 from .. import RequantError
-from ..system.regular import read_file
+from ..system.regular import check_file, read_file
 from .mend import mend
 from .proto_checks import check_proto
-from .session import check_file
 
 OTHER_FORMATS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"PK\x03\x04", "a zip archive, as torch.save writes"),

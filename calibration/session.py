@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from .. import NATIVE_DOMAIN, RequantError
 from ..system.given import check_kind
-from ..system.regular import check_regular
+from ..system.regular import check_file
 from ..system.stderr import aside, is_moved
 from .newer import is_newer, lower_message
 
@@ -166,16 +166,6 @@ def open_session(
         arena=arena,
     )
     return _open(model, lambda source: _with_library(source, options_for(source)))
-
-
-def check_file(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that is no regular file, or an empty one: to open a pipe would wait for ever.
-
-    Raises:
-        RequantError: The message has the path and what is there.
-    """
-    if check_regular(path, "model").st_size == 0:
-        raise RequantError(f"{path}: not an ONNX model: the file is empty")
 
 
 def open_without_library(model: ModelSource, *, threads: int = 0) -> InferenceSession:

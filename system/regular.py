@@ -46,6 +46,16 @@ def check_regular(path: AnyPath, noun: str = "file") -> os.stat_result:
     return _checked(path, status, noun)
 
 
+def check_file(path: AnyPath) -> None:
+    """Refuse a model whose path is no regular file, or an empty one: to open a pipe would wait for ever.
+
+    Raises:
+        RequantError: The message has the path and what is there.
+    """
+    if check_regular(path, "model").st_size == 0:
+        raise RequantError(f"{path}: not an ONNX model: the file is empty")
+
+
 def open_regular(path: AnyPath) -> IO[bytes]:
     """Open a file for reading.
 

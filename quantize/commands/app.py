@@ -19,6 +19,7 @@ from ...system.apart import check_apart
 from ...system.ending import BROKEN_PIPE, interrupt_behind, interrupted_by, interruption
 from ...system.notes import also_written, forget, note
 from ...system.printable import sentence
+from ...system.regular import check_file
 from ..options.option import GROUPS
 from ..runtime.progress import Lines, Progress, expect, silent, ticking
 from .talk import emit, json_alone, print_error, printable_streams, say
@@ -27,6 +28,8 @@ PATH = click.Path(path_type=Path)
 OTHER = "other"
 SECTIONS = ("quantize", "measure", "look at models", "rewrite models", "continuous integration", OTHER)
 """The sections of commands in the help of the program."""
+MODELS = frozenset({"model", "float_model", "int8_model", "source", "first", "second"})
+"""Parameters that name models to read."""
 OUTPUTS = frozenset({"output", "target", "report", "log", "junit", "markdown", "baseline"})
 """Parameters that name files to write. A baseline is read too, but never the file of another parameter."""
 FEW = 12  # options that the help shows without groups
@@ -139,6 +142,9 @@ class Talking(_InSection):
             RequantError: An output would overwrite an input.
         """
         _check_outputs(self, ctx.params)
+        for name in MODELS & ctx.params.keys():  # before libraries are imported, which takes seconds
+            if isinstance(ctx.params[name], Path):
+                check_file(ctx.params[name])
         if ctx.params.get("as_json"):
             with json_alone():
                 return self._run(ctx)

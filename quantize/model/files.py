@@ -19,9 +19,10 @@ from onnx_ir.passes.common import NameFixPass
 from ... import RequantError
 from ...calibration.file_tensor import read_from_files
 from ...calibration.onnx_files import parse_proto, read_proto
-from ...calibration.session import LARGE, Serialized, check_file
+from ...calibration.session import LARGE, Serialized
 from ...calibration.stamps import locations
 from ...system.notes import note
+from ...system.regular import check_file
 from ...system.scratch import scratch_folder
 from ...transforms import VerifyError, verify
 from ...transforms.graph import quiet, release

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,17 @@ def test_a_project_does_not_overwrite_what_is_no_output_of_it(folder: Path, outp
     assert found.exit_code == 2
     assert told in found.stderr
     assert (folder / output).read_bytes() == before
+
+
+def test_a_model_that_is_missing_is_refused_before_libraries_are_imported(tmp_path: Path) -> None:
+    """Their import takes two seconds."""
+    code = (
+        "import sys\n"
+        "from requant.cli import main\n"
+        "try:\n"
+        "    main(['quantize', 'no.onnx', '--data', 'd.npz', '-o', 'q.onnx'])\n"
+        "except SystemExit as ended:\n"
+        "    print(ended.code, sorted({'onnx', 'onnx_ir', 'onnxruntime', 'numpy'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("2 []\n", "requant: no.onnx: no such file\n")
