@@ -71,7 +71,12 @@ def chosen_outputs(model: ir.Model, given: Collection[str] = ()) -> dict[str, tu
 
 
 def in_place_of(
-    model: ir.Model, lost: Collection[str], unlike: Collection[str] = (), integers: Collection[str] = ()
+    model: ir.Model,
+    lost: Collection[str],
+    unlike: Collection[str] = (),
+    integers: Collection[str] = (),
+    *,
+    gives: bool = True,
 ) -> tuple[dict[str, tuple[Reader, ...]], list[str]]:
     """Return what to compare in place of outputs that lose much, and the nodes whose choice both models are to take.
 
@@ -80,8 +85,9 @@ def in_place_of(
         lost: The outputs that lose much.
         unlike: Those whose shape differs too.
         integers: The outputs that are integers, which are not compared if layers compute them from a choice.
+        gives: Whether choices may be given: the weights that lead to them are then twice in memory.
     """
-    given = layered_choices(model) if lost else []
+    given = layered_choices(model) if lost and gives else []
     behind = outputs_behind(model, given)
     if not behind.intersection(lost):
         given, behind, integers = [], set(), ()

@@ -116,7 +116,8 @@ def with_selected_outputs(
     if accuracy is None:
         apart, accuracy = {}, compare(job.opened, candidate.sessions)
     lost = {name for name, value in accuracy.sqnr_db.items() if value < LEAST_DB} - carried
-    more, given = in_place_of(job.simple, lost, lost.intersection(unlike(accuracy)), integers)
+    gone, small = lost.intersection(unlike(accuracy)), not job.weights.large
+    more, given = in_place_of(job.simple, lost, gone, integers, gives=small)
     if not more and not given:
         return accuracy
     return _showing(job, candidate, compare, {**apart, **more}, given) or accuracy
