@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, MutableSequence
 
 import numpy as np
@@ -115,7 +116,7 @@ def _sort(nodes: MutableSequence[onnx.NodeProto]) -> None:
     """Sort nodes by execution order, in place; the order of the file decides where the graph does not.
 
     Raises:
-        ValueError: The nodes form a cycle.
+        ValueError: The nodes form a cycle, or two of them compute one tensor.
     """
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     needs = [{makers[name] for name in _read(node) if name in makers} for node in nodes]
@@ -136,6 +137,9 @@ def _sort(nodes: MutableSequence[onnx.NodeProto]) -> None:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
         stuck = nodes[next(place for place, count in enumerate(waiting) if count)]
+        counts = Counter(name for node in nodes for name in node.output if name)
+        if counts and (most := counts.most_common(1)[0])[1] > 1:
+            raise ValueError(f"two nodes compute the tensor {most[0]!r}")
         raise ValueError(f"the nodes form a cycle with node {stuck.name!r} ({stuck.op_type})")
     copies = [nodes[place] for place in order]
     fresh = onnx.GraphProto(node=copies)

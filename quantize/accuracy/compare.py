@@ -198,6 +198,11 @@ def common_source(float_model: Model, int8_model: Model, data: DataSource) -> So
     return open_source(data, inputs, open_session(Path(float_model), lean=True) if large else Path(float_model))
 
 
+def _shown(port: str | tuple[str, str]) -> str:
+    """Return an output, or an input with its type, as text."""
+    return repr(port) if isinstance(port, str) else f"{port[0]!r} ({port[1]})"
+
+
 def common_inputs(float_model: Model, int8_model: Model) -> tuple[InputSpec, ...]:
     """Return the inputs of two models with the same inputs and outputs.
 
@@ -212,6 +217,10 @@ def common_inputs(float_model: Model, int8_model: Model) -> tuple[InputSpec, ...
     outputs = [{output.name for output in session.get_outputs()} for session in sessions]
     for kind, (left, right) in (("inputs", names), ("outputs", outputs)):
         if left != right:
-            differing = ", ".join(sorted(map(str, left ^ right)))
-            raise RequantError(f"{int8_model}: has other {kind} than {float_model}: {differing}")
+            words = [
+                f"{verb} {', '.join(sorted(map(_shown, ports)))}"
+                for verb, ports in (("it has", right - left), ("it lacks", left - right))
+                if ports
+            ]
+            raise RequantError(f"{int8_model}: has other {kind} than {float_model}: {'; '.join(words)}")
     return inputs[0]

@@ -84,6 +84,28 @@ def expect(progress: Progress, seconds: Mapping[str, float]) -> None:
         tell(seconds)
 
 
+class Adding:
+    """A `Progress` that shows several runs of one stage, one behind the other, as one: their numbers add up."""
+
+    def __init__(self, progress: Progress) -> None:
+        """Begin without a run."""
+        self._progress = progress
+        self._stage, self._done, self._total, self._before = "", 0, 0, 0
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """Pass the progress on, behind that of earlier runs of the stage."""
+        if stage != self._stage:
+            self._stage, self._before = stage, 0
+        elif done < self._done:
+            self._before += self._total
+        self._done, self._total = done, total or 0
+        self._progress(stage, self._before + done, None if total is None else self._before + total)
+
+    def expect(self, seconds: Mapping[str, float]) -> None:
+        """Pass on how long stages will take, about."""
+        expect(self._progress, seconds)
+
+
 class Lines:
     """A `Progress` in plain lines, for logs: one for each group of stages, and one whenever `EVERY` seconds passed.
 

@@ -27,6 +27,7 @@ INSIDE = ((99.9, 0.25), (99.0, 0.2))
 LOST_STEPS, STEPS = 4, 255  # a channel that spans fewer steps of the grid is nearly lost
 LOST_SHARE = 8  # report lost channels if at least one channel in so many is lost
 CLIPPED = 0.001  # report clipping above this share of the values
+STEPS = 255  # of a range: values that are cut off by less than a step are rounded, and not clipped
 GROWN = 0.1  # report growth above this share of the width, in the last doubling of the samples
 ENOUGH = 16  # samples; with fewer, growth is not reported
 
@@ -130,9 +131,10 @@ def _outliers(statistic: Statistic) -> str:
 
 
 def _clipped(statistic: Statistic, span: Range) -> float:
-    """Return the share of values outside a range; values are assumed uniform within a bin."""
+    """Return the share of values outside a range by more than a step; values are assumed uniform within a bin."""
     lo, hi = min(span[0], 0.0), max(span[1], 0.0)
-    if not isinstance(statistic, Histogram) or (lo <= statistic.lo and statistic.hi <= hi):
+    step = (hi - lo) / STEPS
+    if not isinstance(statistic, Histogram) or (lo - step <= statistic.lo and statistic.hi <= hi + step):
         return 0.0
     edges, counts = statistic.edges, statistic.counts
     reached = np.concatenate([[0], np.cumsum(counts)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -20,6 +21,7 @@ from ..job import Candidate, Evidence, Job
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.facts import Facts
 from ..placement.rules import FLOAT_FORMS, able, all_int8_plan
+from ..runtime.progress import Adding
 from ..sensitivity.each_tensor import alone, ruinous, runs_for, weights_alone
 from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.switch_graph import ROUNDED
@@ -91,6 +93,7 @@ def evidence_of(
         least_db: A tensor that leaves at least this SQNR, in dB, may be uint8.
     """
     facts, rules, _ = plan_by_rules(job, ranges, Evidence())
+    job = replace(job, progress=Adding(job.progress))
     sqnr_db = each_alone(job, candidate, accuracy, seconds)
     of_forms = forms_alone(job, facts, rules, accuracy, seconds)
     of_weights = each_units_weights(job, ranges, candidate, accuracy, seconds)

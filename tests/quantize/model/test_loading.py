@@ -86,6 +86,13 @@ BROKEN: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
     "type-99-of-an-input": (set_fields("graph.input.0.type.tensor_type.elem_type", 99), "not a valid ONNX model"),
     "unknown-operator": (set_fields("graph.node.0.op_type", "Mull"), "No Op registered for Mull"),
     "two-values-of-a-name": (set_fields("graph.node.0.output.0", "y"), "'y'"),
+    "two-nodes-of-one-tensor": (
+        lambda p: p.graph.node.extend(
+            onnx.helper.make_node(*each)
+            for each in (("Relu", ["x"], ["a"]), ("Relu", ["b"], ["a"]), ("Neg", ["a"], ["b"]))
+        ),
+        "two nodes compute the tensor 'a'",
+    ),
     "reference-outside-of-a-function": (
         lambda p: p.graph.node[1].attribute.append(
             onnx.AttributeProto(name="k", ref_attr_name="k", type=onnx.AttributeProto.FLOAT)
