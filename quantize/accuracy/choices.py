@@ -18,6 +18,12 @@ LAYERS = frozenset({"LSTM", "GRU", "RNN", "Einsum", "If", "Loop", "Scan"})
 BEFORE_LAYERS = " before layers"
 """In the label of a tensor: layers read what is chosen by it, and both models were given the same choice."""
 
+GIVEN_NOTE = (
+    "layers compute outputs from what the model chooses by its scores; these outputs were compared with the float "
+    "model's choice in both models"
+)
+"""What a user is told then."""
+
 PREFIX = "requant.float/"
 """In front of the names of nodes and tensors of the float model that make a choice in another model."""
 

@@ -78,7 +78,9 @@ def _check_outputs(project: Project) -> None:
     given, check = project.quantize or {}, project.check
     outputs = {name: check[name] for name in ("junit", "markdown") if name in check}
     outputs |= {"baseline": project.baseline, **({} if project.quantize is None else {"output": project.output})}
-    texts = (given.get(name) for name in ("data", "eval_data", "labels", "ranges", "overrides", "costs"))
+    texts = (given.get(name) for name in ("data", "eval_data", "labels", "ranges", "overrides", "costs", "plan"))
+    reports = given.get("report", ())
+    outputs |= {f"report {each}": each for each in ([reports] if isinstance(reports, str) else reports)}
     own = None if project.path is None else project.path.name
     made = project.output if project.quantize is None else None
     inputs = (project.model, made, own, check.get("data"), check.get("labels"), *texts)

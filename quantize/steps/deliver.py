@@ -14,7 +14,7 @@ from ...transforms.existing import is_finished
 from ...transforms.graph import nodes_by_name
 from ...transforms.plan import Impl, Plan
 from ...transforms.reasons import ALREADY, INTEGER, other
-from ..accuracy.choices import was_given
+from ..accuracy.choices import GIVEN_NOTE, was_given
 from ..job import Candidate, Job, Trial
 from ..model.files import load_model, size_on_disk
 from ..model.metadata import Written, describe_origin
@@ -38,10 +38,6 @@ from .remake import record_making
 
 NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
-)
-GIVEN = (
-    "layers compute outputs from what the model chooses by its scores; these outputs were compared with the float "
-    "model's choice in both models"
 )
 LOSES = "int8 loses too much accuracy, judged by"
 ADVICE = (
@@ -328,7 +324,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         promise=promised(job, trial.accuracy) if job.judged and trial.accuracy.samples else None,
         notes=(
             *job.notes,
-            *([GIVEN] if was_given(trial.accuracy.sqnr_db) else []),
+            *([GIVEN_NOTE] if was_given(trial.accuracy.sqnr_db) else []),
             *_over_batches(job, trial),
             *_unused(job, plan),
             *_deviations(job, plan, kernels),

@@ -25,7 +25,7 @@ from ...calibration.sources import DataSource, Source
 from ...transforms.graph import nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.plan import Plan
-from ..accuracy.choices import Reader
+from ..accuracy.choices import GIVEN_NOTE, Reader
 from ..accuracy.given_choices import layered_choices, readers_of, with_choices
 from ..accuracy.promise import LEAST_DB
 from ..accuracy.selected_outputs import chosen_outputs, in_place_of, selected_from, showing
@@ -356,11 +356,13 @@ def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Sw
         notes = []
     opened = partial(switchboard, optimize=not job.model_qparams, folder=job.folder)
     board = opened(job.simple, plan, qparams, constants)
-    apart, given = _apart(job.simple, board, samples)
+    apart, given = _apart(job, board, samples)
     readers = [*readers_of(job.simple, given), *(reader for found in apart.values() for reader in found)]
+    if apart:
+        notes.append(f"what {', '.join(map(repr, apart))} are selected from is compared instead")
+    if given:
+        notes.append(GIVEN_NOTE)
     if readers:
-        chosen = [*apart] or [str(value.name) for value in job.simple.graph.outputs]
-        notes.append(f"what {', '.join(map(repr, chosen))} are selected from is compared instead")
         model = with_choices(job.simple, job.simple, given)
         board = opened(showing(model, {each[-1]: each for each in readers}.values(), apart), plan, qparams, constants)
     if not board.outputs:
@@ -368,19 +370,18 @@ def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Sw
     return board, notes
 
 
-def _apart(
-    model: ir.Model, board: Switchboard, samples: Sequence[Sample]
-) -> tuple[dict[str, tuple[Reader, ...]], list[str]]:
+def _apart(job: Job, board: Switchboard, samples: Sequence[Sample]) -> tuple[dict[str, tuple[Reader, ...]], list[str]]:
     """Return what is compared in place of outputs, and the nodes whose choice is taken from float; see `in_place_of`.
 
     Outputs count whose shape differs between samples of one shape, or between float and integers, and those that seem
     to lose too much because of their order.
 
     Args:
-        model: The simplified float model.
+        job: The job, with the simplified float model.
         board: The model, switchable.
         samples: The samples.
     """
+    model = job.simple
     chosen = chosen_outputs(model)
     if not board.outputs:
         return chosen, []
@@ -396,7 +397,7 @@ def _apart(
     unlike = {str(name) for (name, _), lengths in shapes.items() if len(lengths) > 1}
     unlike |= {name for name, value in found.items() if value == -math.inf}
     lost = unlike | {name for name, value in found.items() if value < LEAST_DB}
-    return in_place_of(model, lost, unlike)
+    return in_place_of(model, lost, unlike, gives=not job.weights.large)
 
 
 def _plan(job: Job, found: TensorRanges) -> Plan:

@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant.quantize import Options, quantize_model
-from requant.quantize.accuracy.choices import BEFORE_LAYERS
+from requant.quantize.accuracy.choices import BEFORE_LAYERS, GIVEN_NOTE
 from requant.quantize.accuracy.given_choices import (
     given_choices,
     layered_choices,
@@ -153,7 +153,7 @@ def test_a_decoder_of_chosen_places_keeps_the_promise(tmp_path: Path, effort: An
     assert found.accuracy.sqnr_db["y"] > 25
     assert found.promise is not None
     assert found.promise.kept
-    assert any("with the float model's choice in both" in note for note in found.notes)
+    assert GIVEN_NOTE in found.notes
     assert [node.reason for node in found.float_nodes if node.operator == "MatMul"] == []
 
 
@@ -161,4 +161,4 @@ def test_sensitivity_gives_the_choice_too(tmp_path: Path) -> None:
     found = measure_sensitivity(saved(tmp_path), data(4), samples=4)
     assert min(row.sqnr_db for row in found.units) > 20
     assert min(row.sqnr_db for row in found.tensors) > 20
-    assert any("selected from is compared instead" in note for note in found.notes)
+    assert GIVEN_NOTE in found.notes
