@@ -71,11 +71,7 @@ class Execution:
             if number is not None and number < 1:
                 raise RequantError(f"{name} must be at least 1, not {number}")
         if self.executor is not None and not callable(self.executor):
-            check_kind(
-                self.executor,
-                Executor,
-                "the executor must be one of concurrent.futures, or make one",
-            )
+            check_kind(self.executor, Executor, "the executor must be one of concurrent.futures, or make one")
         if self.first < 0:
             raise RequantError(f"the first position must be at least 0, not {self.first}")
         part, parts = self.shard

@@ -1,6 +1,6 @@
 """Samples stay in memory after they are read once, up to a limit.
 
-`quantize_model` reads its data about ten times. Pictures are decoded, and the user's code runs, each time: for a small
+`quantize_model` reads its data several times. Each time, pictures are decoded and the user's code runs: for a small
 network this takes longer than the network does.
 """
 

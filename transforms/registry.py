@@ -126,7 +126,7 @@ class Transform:
             change = self.function(model, **options)
         except RequantError:
             raise
-        except Exception as error:
+        except Exception as error:  # the code of others may raise anything
             text = " ".join(str(error).split())
             raise RequantError(f"{self.function.__module__}: {type(error).__name__}: {text}") from error
         if not isinstance(change, Change):

@@ -88,7 +88,8 @@ def _moved(simple: ir.Model, names: Sequence[str], graph: ir.Graph) -> list[ir.N
     """Copy some nodes of the float model, and all that they depend on, into another graph with the same inputs."""
     float_model = simple.clone()
     source = float_model.graph
-    found = [nodes_by_name(float_model)[name] for name in names]
+    own = nodes_by_name(float_model)
+    found = [own[name] for name in names]
     source.outputs.clear()
     source.outputs.extend(output for node in found for output in node.outputs)
     RemoveUnusedNodesPass()(float_model)

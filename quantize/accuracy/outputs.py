@@ -60,7 +60,7 @@ class Labelled:
         return self.int8_correct / self.items
 
     def above_chance(self, classes: int) -> bool:
-        """Whether the float model is right more often than a guess among classes; else the labels are hardly its."""
+        """Whether the float model is right more often than a guess; else the labels are hardly for this model."""
         return classes < 2 or self.float_accuracy > 1 / classes
 
     @property

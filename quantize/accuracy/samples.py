@@ -1,6 +1,6 @@
 """The sample of which a model loses most: the noise of all samples together says nothing of a single one.
 
-An INT8 style transfer had 22.8 dB over all its pictures, and 10.5 dB over those of one style.
+The scores of an INT8 text reader had 22.7 dB over all its samples, and 10.1 dB on one of them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,16 @@ import onnx_ir as ir
 
 from ...transforms.graph import constant
 from ...transforms.inference import inferred
-from .choices import BEFORE_LAYERS, CHOOSES, SELECTS, Reader, chooses, is_float_tensor, is_layer
+from .choices import (
+    BEFORE_LAYERS,
+    CHOOSES,
+    SELECTS,
+    Reader,
+    chooses,
+    computed_inputs,
+    is_float_tensor,
+    is_layer,
+)
 from .given_choices import given_choices, layered_choices, outputs_behind, readers_of
 from .outputs import Accuracy
 
@@ -32,8 +41,7 @@ def selected_from(model: ir.Model) -> list[Reader]:
         (node.name, index, f"{value.name} (into {node.op_type})")
         for node in model.graph
         if node.op_type in SELECTS and not node.domain
-        for index, value in enumerate(node.inputs)
-        if value is not None and constant(value) is None and is_float_tensor(known.get(str(value.name)))
+        for index, value in computed_inputs(node, known)
     ]
 
 

@@ -139,10 +139,11 @@ class Talking(_InSection):
         """Run the command. With --quiet stderr is closed; with --json stdout has the JSON alone.
 
         Raises:
-            RequantError: An output would overwrite an input.
+            RequantError: An output would overwrite an input, or a model is no file: before libraries are imported,
+                which takes seconds.
         """
         _check_outputs(self, ctx.params)
-        for name in MODELS & ctx.params.keys():  # before libraries are imported, which takes seconds
+        for name in MODELS & ctx.params.keys():
             if isinstance(ctx.params[name], Path):
                 check_file(ctx.params[name])
         if ctx.params.get("as_json"):
