@@ -51,7 +51,7 @@ def rms(values: Array) -> float:
 @pytest.mark.parametrize(
     ("name", "scheme"),
     [
-        pytest.param("digits", Scheme(), id="digits"),
+        pytest.param("digits", Scheme(), id="digits", marks=pytest.mark.slow),
         pytest.param("digits", Scheme("s8", symmetric=True), id="digits-s8-symmetric", marks=pytest.mark.slow),
         pytest.param("digits", Scheme(weight="u8"), id="digits-u8-weights", marks=pytest.mark.slow),
         pytest.param("digits_transformer", Scheme(), id="digits_transformer", marks=pytest.mark.slow),

@@ -796,7 +796,7 @@ PHASES = [Phase.explicit, Phase.generate]  # shrinking takes minutes, and the gr
 common = settings(derandomize=True, deadline=None, suppress_health_check=CHECKS, phases=PHASES)
 
 
-@settings(common, max_examples=8)
+@settings(common, max_examples=5)
 @given(case=cases())
 def test_random_graph(allowed_error: Allowed, case: Case) -> None:
     check(case, allowed_error)

@@ -26,7 +26,7 @@ def attack(*arguments: str) -> None:
 
 
 def test_commands_keep_the_contract_on_some_hostile_input() -> None:
-    attack("tests.attack", "models:6", "data:3", "files:8", "places:2", "--seed", "20", "--jobs", "1")
+    attack("tests.attack", "models:3", "data:2", "files:4", "places:1", "--seed", "20", "--jobs", "1")
 
 
 @pytest.mark.slow

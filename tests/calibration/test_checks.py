@@ -205,7 +205,9 @@ def probed(model: Path | bytes, images: Array, name: str = "image") -> Probe:
     return probe(model, [Sample({name: image[None]}, None, f"sample {i}") for i, image in enumerate(images)])
 
 
-@pytest.mark.parametrize("name", ["digits", "digits_mobile", "digits_transformer"])
+@pytest.mark.parametrize(
+    "name", ["digits", "digits_mobile", pytest.param("digits_transformer", marks=pytest.mark.slow)]
+)
 def test_right_data_are_not_remarked_upon(name: str) -> None:
     path = MODELS / f"{name}.onnx"
     source = open_source(f"{MODELS / 'digits.npz'}:calib", input_specs(open_session(path)))

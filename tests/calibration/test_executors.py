@@ -96,6 +96,7 @@ def test_processes(model: Path, data: Path, expected: Observations, given: str) 
         assert run(model if given == "path" else model.read_bytes(), str(data), executor=make) == expected
 
 
+@pytest.mark.slow
 def test_data_that_exist_here_alone_are_sent(model: Path, data: Path, expected: Observations) -> None:
     feeds = [{"x": x[None]} for x in np.load(data)["x"]]
     with executor_named("processes", 1) as make:
@@ -273,6 +274,7 @@ def test_a_dask_cluster_of_two_workers_of_which_one_is_killed(
     assert observations_from_json(json.loads(done.stdout.splitlines()[-1])) == expected
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_nobody_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("requant.calibration.executors.CONNECT_SECONDS", 0.5)
     nobody = executor_named("dask", scheduler="tcp://127.0.0.1:9")

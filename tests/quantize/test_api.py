@@ -381,6 +381,7 @@ def test_labels_that_fit_the_predictions_are_counted(tmp_path: Path) -> None:
     assert result.to_json()["items"] == result.accuracy.labelled.items == JUDGED  # samples that gave no ranges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", *LARGE])
 def test_the_same_request_gives_the_same_bytes(
     name: str, tmp_path: Path, quantized: Quantized, int8_wins: None

@@ -282,6 +282,7 @@ def test_two_runs_with_the_same_output_leave_the_files_of_one(tmp_path: Path) ->
 # --------------------------------------------------------------------------------------------------- the program
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_runtime_is_one_line(tmp_path: Path) -> None:
     save(CRASHING, tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=np.zeros((4, 4), np.float32))
@@ -354,6 +355,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_or_holds(tmp_path: Path) -> None:
     command = f"'{sys.executable}' -P -m requant"
     script = f"{command} ops | head -1; echo ${{PIPESTATUS[0]}}; {command} --help | true; echo ${{PIPESTATUS[0]}}"
@@ -413,7 +415,8 @@ def hostile(folder: Path, names: set[str]) -> Path:
 THIRD = {"requant", "click", "numpy", "onnx", "onnx_ir", "onnxruntime", "msgspec", "rich", "igraph", "distributed"}
 
 
-@pytest.mark.parametrize("executor", ["processes", pytest.param("dask", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "dask"])
 def test_nothing_of_the_current_folder_is_imported(tmp_path: Path, executor: str) -> None:
     traces = hostile(tmp_path, {*sys.stdlib_module_names, *THIRD, "sitecustomize", "usercustomize"})
     save(PLAIN, tmp_path / "m.onnx")

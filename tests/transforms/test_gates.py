@@ -302,7 +302,7 @@ def quantized(path: Path, nodes: str, **asked: Any) -> list[str]:
     return [name for name in names if name not in ("QuantizeLinear", "DequantizeLinear", "Transpose")]
 
 
-@pytest.mark.parametrize("format_", ["qdq", "qoperator"])
+@pytest.mark.parametrize("format_", ["qdq", pytest.param("qoperator", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("gate", "table"), [("SiLU", SOFT), ("hard-swish", HARD)])
 def test_gates_between_convolutions_run_in_integers(tmp_path: Path, gate: str, table: str, format_: str) -> None:
     conv, pair = "QLinearConv", [table, "QLinearMul"]

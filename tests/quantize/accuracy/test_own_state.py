@@ -90,6 +90,7 @@ def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return found
 
 
+@pytest.mark.slow
 def test_the_errors_of_each_model_accumulate(quantized: Quantized) -> None:
     output = {"gru_stream": "mask", "cached_decoder": "logits"}[quantized.name]
     own = quantized.loops(quantized.after)

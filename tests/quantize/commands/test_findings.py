@@ -44,7 +44,7 @@ def pixels(tmp_path: Path) -> Path:
     return tmp_path / "pixels.npz"
 
 
-@pytest.mark.parametrize("command", ["calibrate", "quantize"])
+@pytest.mark.parametrize("command", ["calibrate", pytest.param("quantize", marks=pytest.mark.slow)])
 def test_data_of_another_scale_get_a_warning(tmp_path: Path, pixels: Path, command: str) -> None:
     more = ("--effort", "low", "--place", "rules") if command == "quantize" else ()
     result = succeed(command, DIGITS, "--data", pixels, "-o", tmp_path / "out", *more)
@@ -58,7 +58,7 @@ def test_data_of_another_scale_get_a_warning(tmp_path: Path, pixels: Path, comma
     assert f"warning: {finding['message']}" == line
 
 
-@pytest.mark.parametrize("command", ["calibrate", "quantize"])
+@pytest.mark.parametrize("command", ["calibrate", pytest.param("quantize", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["digits", pytest.param("digits_transformer", marks=pytest.mark.slow)])
 def test_right_data_are_met_with_silence(tmp_path: Path, name: str, command: str) -> None:
     arguments = [command, SAMPLE_MODELS / f"{name}.onnx", "--data", RIGHT, "-o", tmp_path / "out", "--json"]
@@ -163,6 +163,7 @@ def write_root(folder: Path) -> tuple[Path, Path]:
     return folder / "root.onnx", folder / "data.npz"
 
 
+@pytest.mark.slow
 def test_what_made_a_tensor_nan_is_told(tmp_path: Path) -> None:
     model, data = write_root(tmp_path)
     result = succeed("calibrate", model, "--data", data, "-o", tmp_path / "r.json")

@@ -29,8 +29,8 @@ PIPED: dict[str, tuple[str, str]] = {
 }
 
 
-QUICK = ("check", "ops")
-"""Commands that stand for all others in a run without slow tests: each takes a process of its own."""
+QUICK = ("check",)
+"""The command that stands for all others in a run without slow tests: each takes a process of its own."""
 
 
 @pytest.mark.parametrize(

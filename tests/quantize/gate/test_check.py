@@ -120,6 +120,7 @@ def test_a_metric_of_ones_own_is_judged(folder: Path, tmp_path: Path) -> None:
     assert check(FLOAT, folder / "int8.onnx", DATA, tmp_path / "lock.json", options=UNTIMED).ok
 
 
+@pytest.mark.slow
 def test_an_update_keeps_tolerances_and_metrics(folder: Path, tmp_path: Path) -> None:
     first = replace(UNTIMED, metrics=("top1", "sqnr"), tolerances={"top1": "0.3%", "size": 0.5})
     for options in (first, UNTIMED):

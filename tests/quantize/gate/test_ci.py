@@ -196,6 +196,7 @@ def test_an_input_of_the_action_is_never_a_command(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the hook
 
 
+@pytest.mark.slow
 def test_the_hook_runs_the_check(project: Path) -> None:
     (hook,) = read_yaml(ROOT / ".pre-commit-hooks.yaml")
     (repo,) = read_yaml(EXAMPLE / ".pre-commit-config.yaml")["repos"]
@@ -242,6 +243,7 @@ def test_pair(requant_check):
 """
 
 
+@pytest.mark.slow
 def test_the_fixture_passes_and_fails_with_reasons(project: Path) -> None:
     lock = json.loads((project / "requant.lock.json").read_text())
     (project / "pair.json").write_text(json.dumps(lock | {"samples": 20, "opset": 99}))

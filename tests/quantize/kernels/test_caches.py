@@ -293,6 +293,7 @@ def decoder(path: Path) -> Feed:
     }
 
 
+@pytest.mark.slow
 @needs_library
 def test_a_decoder_of_fused_operators_continues_from_its_own_cache(tmp_path: Path) -> None:
     """Steps of one token behind a prompt give what the whole prompt gives: keys and values go out and come in again."""

@@ -249,9 +249,9 @@ NATIVE = {"Quantize", "Convolution", "Add", "Table", "Lines", "DequantizeLinear"
     "nodes",
     [
         "b = Mish(a)",
-        "s = HardSigmoid(a) b = Add(s, a)",
+        pytest.param("s = HardSigmoid(a) b = Add(s, a)", marks=pytest.mark.slow),
         "b = PRelu(a, slope)",
-        "n = BatchNormalization(a, gamma, beta, mean, variance) b = Relu(n)",
+        pytest.param("n = BatchNormalization(a, gamma, beta, mean, variance) b = Relu(n)", marks=pytest.mark.slow),
     ],
 )
 def test_functions_between_convolutions_of_a_model_are_native(nodes: str, tmp_path: Path) -> None:

@@ -243,6 +243,7 @@ def test_it_stays_float_where_it_may_not_be_native(model: Path, options: dict[st
     assert reason == "the runtime has no integer kernel for ConvTranspose; its weights are too few for a gain"
 
 
+@pytest.mark.slow
 def test_large_weights_are_int8_in_the_file_where_it_stays_float(model: Path) -> None:
     """The native form is one more, where its time decides; the file is as small without it."""
     proto = onnx.load(model)

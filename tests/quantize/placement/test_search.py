@@ -402,6 +402,7 @@ def test_a_plan_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place", ["measured", *(pytest.param(how, marks=pytest.mark.slow) for how in ("all", "estimated", "rules"))]
 )
@@ -445,6 +446,7 @@ def test_noise_has_a_price(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- refused
 
 
+@pytest.mark.slow
 def test_a_plan_goes_with_every_way_of_placing(tmp_path: Path) -> None:
     path, data = saved(tmp_path)
     options = Options(place="all", force=True, force_int8=True, seconds=0.1)

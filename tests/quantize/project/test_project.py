@@ -307,6 +307,7 @@ def test_a_project_that_asks_for_less_fails(tmp_path: Path) -> None:
     assert "conv2" in str(found)
 
 
+@pytest.mark.slow
 def test_a_check_imports_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = write_project(tmp_path)
     for name in ("requant", "numpy", "onnx"):

@@ -352,6 +352,7 @@ def test_the_picture_is_moved_and_zoomed(digits: tuple[Path, Record], open_page:
     assert view()[:2] == pytest.approx([whole[0] - 40 * scale, whole[1] - 30 * scale], abs=2 * scale)  # whole pixels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
 def test_axe_finds_no_serious_fault(digits: tuple[Path, Record], open_page: Open, dark: bool) -> None:
     path, record = digits

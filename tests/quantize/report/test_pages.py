@@ -265,6 +265,7 @@ def test_a_search_shows_what_was_tried(tmp_path: Path) -> None:
     assert record.search.metric == "agreement"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [RequantError("no"), ValueError("two\nlines")], ids=["refusal", "fault"])
 @pytest.mark.usefixtures("_no_clock")
 def test_a_part_that_fails_is_left_out_with_a_remark(

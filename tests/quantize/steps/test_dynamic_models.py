@@ -51,7 +51,9 @@ def test_a_dynamic_model_is_quantized_statically(dynamic: Path, tmp_path: Path) 
     assert [note for note in result.notes if note.startswith("4 operators of the model compute their ranges")]
 
 
-@pytest.mark.parametrize("strategy", [Strategy.DYNAMIC, pytest.param(Strategy.WEIGHT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(each, marks=pytest.mark.slow) for each in (Strategy.DYNAMIC, Strategy.WEIGHT)]
+)
 def test_other_strategies_leave_it_as_it_is(strategy: Strategy, dynamic: Path, tmp_path: Path) -> None:
     result, found = quantized(dynamic, tmp_path / "q.onnx", selection=Selection(strategy=strategy))
     assert found["MatMulInteger"] == found["ConvInteger"] == 2
@@ -63,8 +65,8 @@ def test_other_strategies_leave_it_as_it_is(strategy: Strategy, dynamic: Path, t
     ("selection", "left"),
     [
         (Selection(exclude_nodes=frozenset({"fc1_MatMul_quant"})), {"MatMulInteger": 1}),
-        (Selection(exclude_ops=frozenset({"ConvInteger"})), {"ConvInteger": 2}),
-        (Selection(include_ops=frozenset({"ConvInteger"})), {"MatMulInteger": 2}),
+        pytest.param(Selection(exclude_ops=frozenset({"ConvInteger"})), {"ConvInteger": 2}, marks=pytest.mark.slow),
+        pytest.param(Selection(include_ops=frozenset({"ConvInteger"})), {"MatMulInteger": 2}, marks=pytest.mark.slow),
     ],
     ids=["node", "operator", "included"],
 )
@@ -88,6 +90,7 @@ def test_it_stays_dynamic_where_neither_int8_nor_float_is_faster(
     assert 20 < result.accuracy.worst_sqnr_db < 100  # against the float weights
 
 
+@pytest.mark.slow
 def test_it_becomes_float_where_its_ranges_ruin_the_outputs(
     dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
 ) -> None:

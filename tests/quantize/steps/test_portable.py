@@ -112,6 +112,7 @@ def test_the_speed_of_this_runtime_decides_nothing(tmp_path: Path) -> None:
     assert not result.notes  # of products that this runtime computes in float
 
 
+@pytest.mark.slow
 def test_its_plan_is_taken_back(tmp_path: Path) -> None:
     result, found = quantized(tmp_path)
     (tmp_path / "q.plan.json").rename(tmp_path / "p.json")
@@ -150,6 +151,7 @@ def test_recurrent_networks_stay_float(tmp_path: Path) -> None:
     assert {node.domain for node in onnx.load(tmp_path / "q.onnx").graph.node} == {""}
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     quantized(tmp_path)
     np.savez(tmp_path / "d.npz", x=np.random.default_rng(1).uniform(-1, 1, (8, 3, 16, 16)).astype(np.float32))

@@ -83,6 +83,7 @@ def test_no_point_of_a_frontier_is_worse_in_both_respects(points: list[Point], h
         assert any(p.speedup >= point.speedup and sign * p.value >= sign * point.value for p in found)
 
 
+@pytest.mark.slow
 def test_a_bar_that_everything_keeps_gives_the_fastest_model(tmp_path: Path) -> None:
     result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), OPTIONS)
     assert result.search is not None
@@ -135,6 +136,7 @@ def test_a_bar_out_of_reach_leaves_the_best_and_exit_code_1(tmp_path: Path) -> N
     assert max(point["value"] for point in found["search"]["tried"]) == found["search"]["frontier"][-1]["value"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_leaves_the_best_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Plan] = []
     emitted = frontier._emitted
@@ -197,6 +199,7 @@ def test_the_clock_ends_it(tmp_path: Path) -> None:
     assert not result.search.done
 
 
+@pytest.mark.slow
 def test_shared_data_are_said(tmp_path: Path) -> None:
     shared = Goal(metric=metric_named("agreement"), allowance=parse_drop("1"), data=f"{DATA}:calib")
     result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", shared, OPTIONS)
@@ -249,7 +252,7 @@ def test_a_metric_that_does_not_fit_is_refused_before_the_calibration(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval.npz"]
 
 
-@pytest.mark.parametrize(("metric", "drop"), [("mse", "1000"), ("recall@1", "50%")])
+@pytest.mark.parametrize(("metric", "drop"), [("mse", "1000"), pytest.param("recall@1", "50%", marks=pytest.mark.slow)])
 def test_a_search_keeps_any_metric(tmp_path: Path, metric: str, drop: str) -> None:
     if metric == "mse":
         np.savez(tmp_path / "eval.npz", image=np.load(JUDGED)["image"])

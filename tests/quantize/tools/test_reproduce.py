@@ -75,7 +75,7 @@ VARIANTS = {
 }
 
 
-LONG = ("timed", "float", "high effort", "portable", "overrides")
+LONG = ("timed", "float", "high effort", "portable", "weights outside", "overrides")
 """Variants that only runs with slow tests try."""
 
 
@@ -195,6 +195,7 @@ def test_a_transformed_model(folder: Path) -> None:
     assert invoke("reproduce", twice, "--model", transformed).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_was_changed_afterwards_is_not_made_again(folder: Path) -> None:
     model, changed = made(folder, "--data", folder / "d.npz", *FAST), folder / "t.onnx"
     assert invoke("transform", model, changed, "--transforms", "deduplicate_initializers").exit_code == 0
