@@ -12,6 +12,7 @@ Errors live here. The names of `HOMES` are imported from their packages when the
 import os
 import sys
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ if _RUN.partition(".")[0] == __name__ and not sys.flags.safe_path and sys.path[0
 
 NATIVE_DOMAIN = "ai.requant"
 """The domain of the native operators."""
+
+MOST_OF_NAMES = 180
+"""The characters of a list of names in a message: the metrics fit in, the tensors of a model do not."""
 
 HOMES = {
     "calibration": ("Calibrator",),
@@ -120,5 +124,7 @@ def near(name: str, known: Iterable[str]) -> str:
     found = [folded[match] for match in get_close_matches(name.lower(), folded, n=3, cutoff=0.6)]
     if found:
         return "; did you mean " + " or ".join(map(repr, found)) + "?"
-    shown = ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
+    ends = accumulate(len(name) + 2 for name in names)
+    fit = max(sum(end <= MOST_OF_NAMES for end in ends), 1)
+    shown = ", ".join(names[:fit]) + (f", ... ({len(names)} in all)" if len(names) > fit else "")
     return f"; there are: {shown}" if names else "; there are none"

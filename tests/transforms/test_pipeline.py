@@ -173,7 +173,7 @@ BAD = [
     ("rename Rename", "no transform named 'Rename'; did you mean 'rename'?", "rename "),
     (
         "zzz",
-        "no transform named 'zzz'; there are: cut, give_up, give_up_unsorted, late, leave, pick, rename, retype, ... (10 in all)",
+        "no transform named 'zzz'; there are: cut, give_up, give_up_unsorted, late, leave, pick, rename, retype, spoil, tune",
         "",
     ),
     ("rename, cut", "expected white space after a step, not ','", "rename"),
