@@ -11,12 +11,11 @@ from ...calibration.session import Array
 from ...transforms.int8_weights import Adjustment
 from ..job import Candidate, Job
 from ..options.efforts import EFFORTS
+from ..placement.runs import samples_for
 from .bias import correct_bias
 from .block_rounding import block_operations, learn_blocks
 from .layer_by_layer import BlockLayer, Layer, walk_layers
 from .rounding import learn_rounding, operations
-
-SAMPLES = 64
 
 
 def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
@@ -26,7 +25,8 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     """
     if job.source is None:
         return {}
-    feeds = [sample.feed for sample in islice(job.source.samples(SAMPLES), SAMPLES)]
+    count = samples_for(job)
+    feeds = [sample.feed for sample in islice(job.source.samples(count), count)]
     impls = [candidate.plan.impl(unit) for unit in candidate.plan.units]
     total = sum(impl.reads_u8 or impl.in_blocks for impl in impls)
     budget = EFFORTS[job.options.effort].operations or math.inf  # effort low: the user named the correction

@@ -41,7 +41,7 @@ def judged_of(job: Job, trial: Trial) -> Judged | None:
     """
     if job.judging is None or not job.judged:
         return None
-    samples = judging_samples(job.judging, large=job.weights.large)
+    samples = judging_samples(job, job.judging)
     worst = _Worst()
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:

@@ -25,8 +25,9 @@ from ..job import Candidate, Job
 from ..model.files import serialize
 from ..model.shown import show_tensors
 from ..options.given_ranges import precision_of
+from ..placement.runs import runs_for
 from ..runtime.session import Runner
-from ..sensitivity.each_tensor import alone, runs_for
+from ..sensitivity.each_tensor import alone
 from ..sensitivity.verdicts import traits
 from ..steps.deliver import Run
 from .record import Bins, Tensor, Weights

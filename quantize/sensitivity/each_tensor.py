@@ -10,11 +10,7 @@ import onnx_ir as ir
 
 from ...calibration.samples import Sample
 from ...transforms.graph import nodes_by_name
-from ...transforms.qparams import Array
 from ..accuracy.sqnr import decibels
-from ..job import Job
-from ..model.shapes import fed_shapes
-from ..placement.estimates import runs_in
 from .segments import Segment, segments
 from .switch_graph import Rounding, Switch
 from .switch_model import Constants, Switchboard, constant_switches, noises, tensor_switches
@@ -153,9 +149,3 @@ def _each(
             if progress is not None:
                 progress(len(found), len(tensors))
     return {name: found[name] for name in tensors}
-
-
-def runs_for(job: Job, feed: Mapping[str, Array], seconds: float) -> float:
-    """Return the estimated number of runs of the float model on a feed in some seconds, equal on all machines."""
-    sizes = {name: math.prod(shape) for name, shape in fed_shapes(job.simple, feed).items()}
-    return runs_in(seconds, job.all_int8_plan.units, nodes_by_name(job.simple), sizes)

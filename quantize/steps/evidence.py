@@ -21,8 +21,9 @@ from ..job import Candidate, Evidence, Job
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.facts import Facts
 from ..placement.rules import FLOAT_FORMS, able, all_int8_plan
+from ..placement.runs import runs_for
 from ..runtime.progress import Adding
-from ..sensitivity.each_tensor import alone, ruinous, runs_for, weights_alone
+from ..sensitivity.each_tensor import alone, ruinous, weights_alone
 from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.switch_graph import ROUNDED
 from .emit import plan_by_rules

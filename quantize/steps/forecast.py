@@ -9,17 +9,16 @@ from collections.abc import Mapping
 
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.ops import OPS
-from ..corrections.adjust import SAMPLES
 from ..corrections.rounding import SPARSE, multiplications
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.estimates import runs_in
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
+from ..placement.runs import samples_for
 from ..placement.search import LEAST_MS
 from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP
 from .evidence import EVIDENCE, RESCUE
-from .judge import JUDGED
 
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
 BINNED = 3.0
@@ -45,7 +44,7 @@ def forecast(job: Job) -> dict[str, float]:
         return {}
     run, sizes = _seconds_of_run(job), {n: math.prod(s) for n, s in fed_shapes(job.simple, job.feed).items()}
     effort, tensors = EFFORTS[job.options.effort], job.all_int8_plan.quantized
-    found = {"compare": JUDGED * run * (2 if effort.seconds else 1)}
+    found = {"compare": samples_for(job) * run * (2 if effort.seconds else 1)}
     if job.static and job.source.length is not None:
         elements = sum(sizes.get(name, 0) for name in tensors)
         rule = job.supply.rule
@@ -124,7 +123,7 @@ def _correcting(job: Job, run: float, sizes: Mapping[str, int]) -> float:
 
     Learned rounding leaves out layers with few positions per column, such as fully connected ones.
     """
-    nodes, products, layers = nodes_by_name(job.simple), 0.0, 0
+    nodes, products, layers, samples = nodes_by_name(job.simple), 0.0, 0, samples_for(job)
     for unit in job.all_int8_plan.units:
         row, node = OPS.get(unit.op), nodes[unit.nodes[0]]
         if row is None or row.kind != "compute" or not job.all_int8_plan.impl(unit).reads_u8:
@@ -134,8 +133,8 @@ def _correcting(job: Job, run: float, sizes: Mapping[str, int]) -> float:
             continue
         shape = tuple(weight.shape.numpy())
         results = sizes.get(unit.outputs[0], 0) if unit.outputs else 0
-        if SAMPLES * results >= SPARSE * math.prod(shape):
+        if samples * results >= SPARSE * math.prod(shape):
             products += multiplications(node, shape)
     limit = EFFORTS[job.options.effort].operations or math.inf
     learned = min(products, limit) if "rounding" in job.corrections else 0.0
-    return layers * ADJUSTED + 2 * SAMPLES * run + PRODUCT * learned
+    return layers * ADJUSTED + 2 * samples * run + PRODUCT * learned

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..job import Job
-from .judge import JUDGED
+from ..placement.runs import MOST_SAMPLES
 
 FEWEST = 32  # samples from which a part is held out; with fewer, each is needed for the ranges
 PART = 4  # one of so many samples is held out
@@ -16,8 +16,8 @@ def hold_out(job: Job) -> Job:
     """Return the job with two sources: one that gives ranges and corrections, and one to judge models on.
 
     The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample does, at most
-    `JUDGED`. If there are fewer than `FEWEST` samples, if their number is unknown, if they are steps of sequences with
-    a state, or if the ranges are given, one source does both.
+    `MOST_SAMPLES`. If there are fewer than `FEWEST` samples, if their number is unknown, if they are steps of sequences
+    with a state, or if the ranges are given, one source does both.
     """
     source = job.source
     if source is None or source.rows.length is None or source.links or not job.judged or job.supply.ranges is not None:
@@ -26,10 +26,10 @@ def hold_out(job: Job) -> Job:
     picked = set(every if source.picked is None else source.picked)
     others = [position for position in every if position not in picked]
     if not others and len(picked) >= FEWEST:
-        others = _spread(every, min(len(every) // PART, JUDGED))
+        others = _spread(every, min(len(every) // PART, MOST_SAMPLES))
     if not others:
         return job
-    held = others if len(others) <= JUDGED else _spread(others, JUDGED)
+    held = others if len(others) <= MOST_SAMPLES else _spread(others, MOST_SAMPLES)
     rest = sorted(picked.difference(held))
     return replace(job, source=replace(source, picked=rest), held=replace(source, picked=held))
 

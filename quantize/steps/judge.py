@@ -20,11 +20,11 @@ from ..accuracy.promise import LEAST_DB, Promise, promise
 from ..accuracy.selected_outputs import chosen_outputs, in_place_of, showing, shows, unlike
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
+from ..placement.runs import samples_for
 from ..runtime.loads import Load
 from ..runtime.runtimes import Sessions
 from ..runtime.timing import Latency, load_name
 
-JUDGED = 64  # samples that judge, at most
 JUDGED_STEPS = 256  # of sequences: errors need steps to accumulate
 ROWS = 2  # the rank of scores that are a row for each item
 UNMEASURED = Accuracy(0, None, {})
@@ -44,7 +44,7 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     """
     if job.judging is None or not job.judged:
         return UNMEASURED
-    samples = judging_samples(job.judging, large=job.weights.large)
+    samples = judging_samples(job, job.judging)
     total = samples.length
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
@@ -78,14 +78,9 @@ def timed_briefly(job: Job, candidate: Candidate) -> tuple[Latency, ...]:
     return tuple(_timed_at(job, candidate, load, BRIEF) for load in job.loads)
 
 
-def judging_samples(source: Source, *, large: bool) -> Source:
-    """Return the samples of a source that judge a model.
-
-    Args:
-        source: The data.
-        large: Whether the model has large weights, so that few samples must do.
-    """
-    return source.stretches(FEW if large else JUDGED_STEPS if source.links else JUDGED)
+def judging_samples(job: Job, source: Source) -> Source:
+    """Return the samples of a source that judge the models of a job; with large weights few samples must do."""
+    return source.stretches(FEW if job.weights.large else JUDGED_STEPS if source.links else samples_for(job))
 
 
 def promised(job: Job, accuracy: Accuracy) -> Promise:

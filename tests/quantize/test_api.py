@@ -29,7 +29,7 @@ from requant.quantize import (
 )
 from requant.quantize.model import files as model_files
 from requant.quantize.model.writing import save_model
-from requant.quantize.steps.judge import JUDGED
+from requant.quantize.placement.runs import MOST_SAMPLES
 from requant.transforms import METADATA_KEY, parse
 
 SAMPLE_MODELS = Path(__file__).parents[2] / "sample_models"
@@ -378,7 +378,7 @@ def test_labels_that_fit_the_predictions_are_counted(tmp_path: Path) -> None:
     data, samples = SAMPLE_MODELS / "digits.npz", 32
     result = quantize_model(SAMPLE_MODELS / "digits.onnx", data, tmp_path / "out.onnx", Options(samples=samples))
     assert result.accuracy.labelled is not None
-    assert result.to_json()["items"] == result.accuracy.labelled.items == JUDGED  # samples that gave no ranges
+    assert result.to_json()["items"] == result.accuracy.labelled.items == MOST_SAMPLES  # samples that gave no ranges
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ from requant.quantize.accuracy.classes import evident_scores
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs
 from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.verdict import accuracy_rows
+from requant.quantize.placement.runs import MOST_SAMPLES
 from requant.quantize.steps import hold_out as holding
-from requant.quantize.steps.judge import JUDGED
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 SCORES = Accuracy(
@@ -249,7 +249,7 @@ def test_float_is_written_if_no_plan_keeps_the_promise(
 def test_samples_that_gave_no_ranges_judge(tmp_path: Path, int8_wins: None) -> None:
     found = quantize(tmp_path, effort="low")
     assert found.promise.apart
-    assert 0 < found.samples <= JUDGED
+    assert 0 < found.samples <= MOST_SAMPLES
 
 
 @given(st.integers(1, 500), st.integers(1, 500))

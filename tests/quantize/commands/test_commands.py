@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 from requant.cli import main
-from requant.quantize.steps.judge import JUDGED
+from requant.quantize.placement.runs import MOST_SAMPLES
 
 from ...texts import without_stages
 
@@ -261,7 +261,7 @@ def test_quantize_takes_names_separated_by_commas(tmp_path: Path) -> None:
     )
     reasons = {node["name"]: node["reason"] for node in found["float_nodes"]}
     assert reasons["conv2"] == reasons["fc1"] == "excluded by name"
-    assert found["samples"] == JUDGED  # others than the 8 that gave the ranges
+    assert found["samples"] == MOST_SAMPLES  # others than the 8 that gave the ranges
     assert found["promise"]["samples_gave_no_ranges"]
     assert found["latency"]["batch"] == 4
 

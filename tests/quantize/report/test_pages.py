@@ -19,8 +19,8 @@ from requant.quantize import Goal, Latency, Options, Strategy, quantize_model, s
 from requant.quantize.accuracy.drop import parse_drop
 from requant.quantize.accuracy.metrics import metric_named
 from requant.quantize.options.selection import Selection
+from requant.quantize.placement.runs import MOST_SAMPLES
 from requant.quantize.report import Record, Recorder, load_record
-from requant.quantize.steps.judge import JUDGED
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
 DIGITS = SAMPLES / "digits.onnx"
@@ -174,11 +174,11 @@ def run(folder: Path, model: Path, data: Any, options: Options) -> Record:
 @pytest.mark.usefixtures("_no_clock")
 def test_the_worst_samples_are_among_those_that_judge(tmp_path: Path) -> None:
     arrays = np.load(DATA.partition(":")[0])
-    images = arrays["image"][: 2 * JUDGED].astype(np.float32)
+    images = arrays["image"][: 2 * MOST_SAMPLES].astype(np.float32)
     feeds = [{"image": image[None]} for image in images]
     record = run(tmp_path, DIGITS, lambda: iter(feeds), Options(effort="low", place="rules", seconds=0.05))
     assert record.judged is not None
-    assert record.judged.samples == JUDGED
+    assert record.judged.samples == MOST_SAMPLES
     assert record.judged.items
 
 
@@ -197,7 +197,7 @@ def test_tensors_have_ranges_histograms_and_noise(form: str, tmp_path: Path) -> 
     assert {row.clipped for row in stored if not row.shares} == {0.0}  # by minmax nothing is
     assert record.judged is not None
     assert record.judged.labelled is not None
-    assert record.judged.labelled.items == record.judged.samples == JUDGED  # samples that gave no ranges
+    assert record.judged.labelled.items == record.judged.samples == MOST_SAMPLES  # samples that gave no ranges
     assert [row.picture[:10] for row in record.judged.items] == ["data:image"] * len(record.judged.items)
     assert any(step.step.startswith("fold_batch_norms") and step.applied == 2 for step in record.pipeline)
     conv = next(unit for unit in record.units if unit.op == "Conv" and unit.implementation == "u8->u8")

@@ -9,9 +9,12 @@ import pytest
 
 from requant.quantize import Options
 from requant.quantize.job import Job
+from requant.quantize.placement import runs
+from requant.quantize.placement.runs import samples_for
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps import forecast as module
 from requant.quantize.steps.forecast import forecast, forecast_relief
+from requant.quantize.steps.judge import judging_samples
 from requant.quantize.steps.prepare import prepare
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
@@ -55,3 +58,18 @@ def test_the_relief_of_a_model_with_low_effort_begins_with_trials(tmp_path: Path
     known, unknown = (forecast_relief(low, tries=tries) for tries in (False, True))
     assert unknown.keys() - known.keys() == {"try tensors alone", "try weights alone"}
     assert all(seconds > 0 for seconds in unknown.values())
+
+
+def test_a_slow_model_is_judged_and_corrected_on_fewer_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = job(tmp_path)
+    assert made.judging is not None
+    assert made.feed is not None
+    usual = forecast(made)
+    each = 1 / runs.runs_for(made, made.feed, 1.0)
+    for seconds, count in ((1e3 * each, 64), (20.5 * each, 20), (each, 8)):  # about 8, whatever that takes
+        monkeypatch.setattr(runs, "RUNNING", seconds)
+        assert samples_for(made) == count
+        assert judging_samples(made, made.judging).length == min(count, made.judging.length or count)
+    fewer = forecast(made)
+    assert fewer["compare"] == pytest.approx(usual["compare"] / 8)
+    assert fewer["correct weights"] < usual["correct weights"]
