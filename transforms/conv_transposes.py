@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import sets_pads
+from .graph import DEEPEST, FARTHEST, has_plain_window
 from .resizes import IMAGE
 
 LONGEST = 256
@@ -15,14 +15,15 @@ def has_whole_strides(node: ir.Node, weights: ir.TensorProtocol | None) -> bool:
     """Return whether a ConvTranspose has one group, no dilations, and a result as long as a multiple of each stride.
 
     By axis, ``kernel - stride - pads + output_padding`` is such a multiple too: with a stride of 2, a kernel of 2, one
-    of 4 with the usual padding, or one of 3 with an output padding of 1.
+    of 4 with the usual padding, or one of 3 with an output padding of 1. Pads are smaller than the kernel, and results
+    have at most `DEEPEST` products.
 
     Args:
         node: The ConvTranspose.
         weights: Its weights, (C, M, height, width); None if they are computed.
     """
     given = node.attributes
-    if weights is None or len(weights.shape) != IMAGE or "output_shape" in given or not sets_pads(node):
+    if weights is None or len(weights.shape) != IMAGE or "output_shape" in given or not has_plain_window(node):
         return False
     if given.get_int("group", 1) != 1 or any(step != 1 for step in given.get_ints("dilations", ())):
         return False
@@ -30,4 +31,7 @@ def has_whole_strides(node: ir.Node, weights: ir.TensorProtocol | None) -> bool:
     longer = given.get_ints("output_padding", (0, 0))
     kernels = weights.shape.numpy()[2:]
     more = [kernels[i] - strides[i] - pads[i] - pads[i + 2] + longer[i] for i in range(2)]
+    cut = any(max(pads[i], pads[i + 2]) >= kernels[i] for i in range(2))
+    if cut or max(longer) > FARTHEST or weights.size // weights.shape.numpy()[1] > DEEPEST:
+        return False
     return max(strides) <= LONGEST and not any(each % step for each, step in zip(more, strides, strict=True))

@@ -22,6 +22,11 @@ CONSTANT_DTYPES: dict[str, type[np.generic]] = {
 Shape: TypeAlias = Sequence[int | str | None]
 """The lengths of a tensor's axes; a name or None where a length is unknown."""
 
+FARTHEST = 2**15
+"""The longest stride, dilation or pad of a native operator; ``kFarthest`` in the native sources."""
+DEEPEST = (2**31 - 1) // (255 * 128)
+"""The most products of a result of a native operator: int32 holds all sums; ``kDeepest`` in the native sources."""
+
 LARGE = 2**20  # bytes; a tensor derived from a larger weight is computed at each read, and not kept in memory
 
 
@@ -231,9 +236,13 @@ def graph_of(node: ir.Node) -> ir.Graph:
     return node.graph
 
 
-def sets_pads(node: ir.Node) -> bool:
-    """Whether the padding of a convolution or a pool is its attribute ``pads``, and not computed from its input."""
-    return node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
+def has_plain_window(node: ir.Node) -> bool:
+    """Whether a native operator moves the window of a convolution or a pool over an image.
+
+    The padding must be the attribute ``pads``, not computed from the input, and no number above `FARTHEST`.
+    """
+    numbers = (n for name in ("strides", "dilations", "pads") for n in node.attributes.get_ints(name, ()))
+    return node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET" and max(numbers, default=0) <= FARTHEST
 
 
 def plain_shape(value: ir.Value | None) -> tuple[int | str | None, ...] | None:

@@ -10,14 +10,14 @@ from ... import NATIVE_DOMAIN
 from ...transforms.graph import (
     add_initializer,
     constant,
+    has_plain_window,
     names,
     remove_unread,
-    sets_pads,
     sole_reader,
     take,
     take_place,
 )
-from .calls import CONVOLUTION, fits_int8
+from .calls import CONVOLUTION, fits_operator
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
 from .nodes import native_node
 
@@ -97,12 +97,12 @@ def _is_convolution(node: ir.Node) -> bool:
     if (node.op_type, node.domain, node.attributes.get_int("channels_last", 0)) != ("QLinearConv", MS, 1):
         return False
     constants = [constant(value) for value in node.inputs[1:] if value is not None]
-    if any(tensor is None for tensor in constants) or not sets_pads(node):
+    if any(tensor is None for tensor in constants) or not has_plain_window(node):
         return False
     weights, zeros = constant(node.inputs[3]), constant(node.inputs[CONV_ZEROS[1]])
     assert weights is not None
     assert zeros is not None
-    plain = len(weights.shape) == 4 and fits_int8(weights, zeros)
+    plain = len(weights.shape) == 4 and fits_operator(weights, zeros)
     return plain and is_uint8(node, CONV_ZEROS[0]) and is_uint8(node, CONV_RESULT)
 
 

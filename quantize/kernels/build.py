@@ -70,7 +70,7 @@ def build(machine: str, output: Path) -> None:
         f"{machine}-linux-gnu.2.17",
         (*OPERATORS_SOURCES, *kernels_of(machine)),
         ("-O3", "-ffunction-sections", "-fdata-sections", *NO_TABLES),
-        ("-shared", "-s", "-Wl,-z,nodelete", "-Wl,--gc-sections"),
+        ("-shared", "-s", "-Wl,-z,nodelete", "-Wl,--gc-sections", f"-Wl,--version-script={SOURCES / 'exports.map'}"),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     staged = output.with_suffix(".new")

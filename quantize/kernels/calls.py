@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from ...calibration.session import Array
 from ...transforms.conv_transposes import has_whole_strides
 from ...transforms.elementwise import CHANNELWISE, ELEMENTWISE, Place
-from ...transforms.graph import Shape, constant, nodes_by_name, sets_pads, sole_reader, whole_first
+from ...transforms.graph import DEEPEST, Shape, constant, has_plain_window, nodes_by_name, sole_reader, whole_first
 from ...transforms.ops import INTERPOLATION
 from ...transforms.packed_conv import BLOCK, Packing, packing_of, unpacked
 from ...transforms.plan import Unit
@@ -258,16 +259,19 @@ def _over_pixels(call: Call, packing: Packing, pads: Sequence[int], values: Mapp
 def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
     """Return whether the operator computes a convolution with these inputs, its own up to the bias."""
     tensors = [constant(value) for value in inputs[1:]]
-    if any(tensor is None for tensor in tensors) or not sets_pads(node):
+    if any(tensor is None for tensor in tensors) or not has_plain_window(node):
         return False
     by_name = {name: tensor for name, tensor in zip(CONVOLUTION[1:], tensors, strict=False) if tensor is not None}
     unsigned = by_name["x_zero_point"].dtype is by_name["y_zero_point"].dtype is ir.DataType.UINT8
-    return unsigned and len(by_name["w"].shape) == IMAGE and fits_int8(by_name["w"], by_name["w_zero_point"])
+    return unsigned and len(by_name["w"].shape) == IMAGE and fits_operator(by_name["w"], by_name["w_zero_point"])
 
 
-def fits_int8(weights: ir.TensorProtocol, zeros: ir.TensorProtocol) -> bool:
-    """Return whether int8 weights, minus a zero point for all or one for each slice of the first axis, are int8 too."""
-    if weights.dtype is not ir.DataType.INT8:
+def fits_operator(weights: ir.TensorProtocol, zeros: ir.TensorProtocol) -> bool:
+    """Return whether the operator takes the weights of a convolution, (outputs, inputs / group, height, width).
+
+    They must be int8, also without their zero points, one for all or one for each output, and int32 must hold all sums.
+    """
+    if weights.dtype is not ir.DataType.INT8 or math.prod(weights.shape.numpy()[1:]) > DEEPEST:
         return False
     zero = zeros.numpy()
     if not zero.any():
@@ -305,7 +309,7 @@ def _mean(site: Site) -> Call | None:
     """Return the call for a GlobalAveragePool or an AveragePool; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
     pair = _dequantized(anchor.inputs[0])
-    if pair is None or not site.images or not sets_pads(anchor):
+    if pair is None or not site.images or not has_plain_window(anchor):
         return None
     inputs = [*_operands(pair), *_operands(site.quantize)[1:]]
     if not _are_constants(inputs[1:]):
@@ -325,7 +329,7 @@ def _maximum(site: Site) -> Call | None:
     """Return the call for a MaxPool; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
     pair = _dequantized(anchor.inputs[0])
-    if pair is None or len(anchor.outputs) > 1 or not site.images or not sets_pads(anchor):
+    if pair is None or len(anchor.outputs) > 1 or not site.images or not has_plain_window(anchor):
         return None
     if not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]) or not is_uint8(site.quantize, 2):
         return None
@@ -404,9 +408,8 @@ def _concat(site: Site) -> Call | None:
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
     pairs = [pair for pair in map(_dequantized, anchor.inputs) if pair is not None]
     tensors = [pair.inputs[0] for pair in pairs]
-    axis = anchor.attributes.get_int("axis", 0) % len(site.shapes[-1])
     fits = len(anchor.inputs) == len(pairs) == len(set(tensors)) <= len(CONCAT) // 2
-    if not fits or len(pairs) < 2 or axis != site.channel:
+    if not fits or len(pairs) < 2 or anchor.attributes.get_int("axis", 0) % len(site.shapes[-1]) != site.channel:
         return None
     if not _are_constants(value for node in (*pairs, site.quantize) for value in _operands(node)[1:]):
         return None

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ...transforms.conv_transposes import has_whole_strides
 from ...transforms.elementwise import CHANNELWISE, Place, channels_of
-from ...transforms.graph import constant, plain_shape, release, sets_pads, whole_first
+from ...transforms.graph import DEEPEST, constant, has_plain_window, plain_shape, release, whole_first
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import RECURRENT, gate_obstacle
 from ...transforms.int8_recurrent import ACTIVATIONS
@@ -78,7 +78,7 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     shapes = [shape for shape in found if shape is not None]
     if not facts.native or unit.op not in NATIVE or len(shapes) < len(found):
         return why.NO_FORM
-    if unit.op in (*POOLS, "DepthToSpace") and (len(shapes[0]) != IMAGE or not sets_pads(node)):
+    if unit.op in (*POOLS, "DepthToSpace") and (len(shapes[0]) != IMAGE or not has_plain_window(node)):
         return why.NO_FORM
     if unit.op in ("Resize", INTERPOLATION):
         return _resize_obstacle(unit, facts, strategy, len(shapes[0]))
@@ -95,7 +95,9 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     if unit.op == "Concat" and node.attributes.get_int("axis", 0) % len(shapes[-1]) != channel:
         return why.NO_FORM
     weights = plain_shape(node.inputs[1]) if unit.op == "Conv" else None
-    if unit.op == "Conv" and (weights is None or len(weights) != IMAGE or not sets_pads(node)):
+    if unit.op == "Conv" and (weights is None or len(weights) != IMAGE or not has_plain_window(node)):
+        return why.NO_FORM
+    if weights is not None and math.prod(each for each in weights[1:] if isinstance(each, int)) > DEEPEST:
         return why.NO_FORM
     return _static_obstacle(unit, facts, strategy)
 

@@ -111,7 +111,7 @@ class AttentionKernel {
     const int64_t results = shape[0] * shape[1] * shape[2] * shape[3];
     if (size.keys == 0) std::fill_n(y.data, results, 0.0f);
     if (results == 0 || size.keys == 0) return;
-    const bool fits = size.keys <= kMostKeys && size.depth <= kMostKeys;
+    const bool fits = size.keys <= kDeepest && size.depth <= kDeepest;
     require(fits || size.queries <= kFewQueries, "there are too many keys");
     const std::vector<std::vector<HeadPart>> parts = parts_by_mask(size, masking ? &mask : nullptr);
     run.parallel(static_cast<size_t>(shape[0] * shape[1]), [&](size_t index) {
@@ -135,7 +135,6 @@ class AttentionKernel {
  private:
   static constexpr size_t kMask = 3;                             // among the inputs
   static constexpr int64_t kJoined = 3;                          // of orders
-  static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
 
   View view(const ort::Tensor (&given)[3], size_t index) const {
     const int64_t order = orders_[index];

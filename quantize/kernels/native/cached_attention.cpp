@@ -58,7 +58,7 @@ class CachedAttentionKernel {
         interleaved_(node.attribute("interleaved", 0) != 0),
         causal_(node.attribute("causal", 1) != 0),
         unseen_is_zero_(node.attribute("zero", 1) != 0),
-        window_(node.attribute("window", 0)),
+        window_(std::min<int64_t>(node.attribute("window", 0), INT32_MAX)),
         cap_(node.real_attribute("cap", 0)),
         sink_(node.attribute("smooth", 0) != 0 ? 0 : -INFINITY) {
     require(heads_ > 0 && shared_ > 0 && heads_ <= INT32_MAX && heads_ % shared_ == 0, "heads must be a multiple of shared");
@@ -127,7 +127,6 @@ class CachedAttentionKernel {
 
  private:
   enum Input : size_t { kQ, kK, kV, kMask, kPastK, kPastV, kLengths, kTotal, kCos, kSin, kSinks, kStepsK, kStepsV, kInputs };
-  static constexpr int64_t kMostKeys = INT32_MAX / (255 * 128);  // int32 holds all sums
 
   // The place of the first query among all rows, and how far the next one is from it.
   struct Places {
@@ -170,8 +169,8 @@ class CachedAttentionKernel {
     sizes.total = given[kTotal] ? int64_t{given[kTotal].as<int32_t>()[0]} : sizes.room + sizes.fresh;
     sizes.keys = std::max(sizes.total, sizes.room);
     require(!given[kSinks] || given[kSinks].size() == heads_, "there must be a sink for each head");
-    require(sizes.keys <= kMostKeys || sizes.queries <= kFewQueries, "there are too many keys");
-    require(sizes.depth <= kMostKeys, "the rows are too long");
+    require(sizes.keys <= kDeepest || sizes.queries <= kFewQueries, "there are too many keys");
+    require(sizes.depth <= kDeepest, "the rows are too long");
     return sizes;
   }
 

@@ -18,7 +18,7 @@ constexpr Requirement require{"ai.requant.Concat"};
 
 class ConcatKernel {
  public:
-  explicit ConcatKernel(const ort::Node& node) : target_(chosen()) {
+  explicit ConcatKernel(const ort::Node& node) : target_(chosen()), count_(node.count()) {
     for (size_t i = 0; i < kMost; ++i) {
       const ort::Tensor table = node.constant(2 * i + 1);
       require(!table || table.shape == std::vector<int64_t>{256}, "a table must be (256,)");
@@ -28,7 +28,7 @@ class ConcatKernel {
 
   void run(const ort::Run& run) const {
     std::vector<ort::Tensor> parts;
-    for (size_t i = 0; i < kMost; ++i) {
+    for (size_t i = 0; i < kMost && 2 * i < count_; ++i) {
       ort::Tensor part = run.input(2 * i);
       if (!part) break;
       parts.push_back(std::move(part));
@@ -77,6 +77,7 @@ class ConcatKernel {
   }
 
   const Target& target_;
+  size_t count_;  // of the node's inputs
   std::vector<uint8_t> tables_[kMost];
 };
 

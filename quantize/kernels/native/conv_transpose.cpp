@@ -2,7 +2,7 @@
 //
 // Inputs: x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B, table; those of a Convolution. w is
 // (inputs, outputs, height, width) as in ONNX, with zero points 0, and its scales are those of the outputs. The result must have
-// as many pixels as the stride for each pixel of a smaller image, by axis.
+// as many pixels as the stride for each pixel of a smaller image, by axis, and pads are smaller than the kernel.
 //
 // Pixels of the result with the same remainder by the stride, a phase, are a convolution of x with every stride-th tap of w. The
 // phases of a row lie side by side, so that they are the outputs of one convolution: it reads what any of them reads, with
@@ -27,6 +27,7 @@ class ConvTransposeOperator {
     const Constants constants{require, node};
     read_window(node, window_);
     read_weights(constants);
+    require(node.attribute("group", 1) == 1, "group must be 1");
     constants.read_sums(positive(constants.scalar<float>(kYScale)), whole_);
     constants.read_table(whole_);
     const std::vector<int64_t> longer = node.attributes("output_padding", {0, 0});
@@ -34,6 +35,9 @@ class ConvTransposeOperator {
     for (int axis = 0; axis < 2; ++axis) {
       const int64_t stride = window_.stride[axis];
       require(stride <= kLongest && window_.dilation[axis] == 1, "strides must be at most 256, and dilations 1");
+      const int64_t pad = std::max(window_.before[axis], window_.after[axis]);
+      require(pad < window_.kernel[axis], "pads must be smaller than the kernel");
+      require(longer[axis] >= 0 && longer[axis] <= kFarthest, "output_padding must be from 0 to 32768");
       const int64_t more = window_.kernel[axis] - stride - window_.before[axis] - window_.after[axis] + longer[axis];
       require(more % stride == 0, "the result must have whole strides");
       grown_[axis] = more / stride;
@@ -70,6 +74,7 @@ class ConvTransposeOperator {
   void read_weights(const Constants& constants) {
     const ort::Tensor w = constants.tensor(kW), w_zero = constants.tensor(kWZero);
     require(w.shape.size() == 4 && w.size() > 0, "w must have four axes, and must not be empty");
+    require(w.size() / w.shape[1] <= kDeepest, "an output has too many products");
     require(std::all_of(w_zero.as<int8_t>(), w_zero.as<int8_t>() + w_zero.size(), [](int8_t zero) { return zero == 0; }),
             "w_zero_point must be 0");
     whole_.inputs = w.shape[0];

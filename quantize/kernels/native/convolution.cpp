@@ -30,6 +30,7 @@ void read_weights(const Constants& from, Convolution& made) {
   require(w_zero.size() == 1 || w_zero.size() == made.outputs, "w_zero_point must have one value, or one for each output");
   made.weights.reserve(w.size());
   const int64_t depth = w.size() / made.outputs;
+  require(depth <= kDeepest, "an output has too many products");
   for (int64_t i = 0; i < w.size(); ++i) {
     const int weight = w.as<int8_t>()[i] - w_zero.as<int8_t>()[w_zero.size() == 1 ? 0 : i / depth];
     require(weight >= INT8_MIN && weight <= INT8_MAX, "w without its zero points must be int8");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "aligned.h"
@@ -30,6 +31,11 @@ inline const float* floats_of(const Cached& cached, int64_t rows, int64_t column
 inline void attend(const Target& target, AttentionSize size, Head head, const HeadPart& part) {
   head.q += part.first * head.q_step;
   head.y += part.first * head.y_step;
+  if (part.keys <= 0) {  // the window of each query begins behind the last key
+    const float blind = size.unseen_is_zero ? 0 : NAN;
+    for (int64_t row = 0; row < part.queries; ++row) std::fill_n(head.y + row * head.y_step, size.width, blind);
+    return;
+  }
   if (head.mask != nullptr) head.mask += part.first * head.mask_step + (head.mask_repeats ? 0 : part.hidden);
   size.queries = part.queries;
   size.keys = part.keys;

@@ -27,6 +27,7 @@ class LinesKernel {
     lines_.bend = byte(node, "bend");
     lines_.least = byte(node, "least");
     lines_.most = byte(node, "most");
+    require(lines_.least <= lines_.most, "least must not be above most");
   }
 
   void run(const ort::Run& run) const {

@@ -6,6 +6,7 @@
 // attributes `K`, `N`, `bits` and `block_size` say how many inputs and outputs there are, the bits of a weight, and the inputs of
 // a block. B is (outputs,); `function`, `gated` and the residual are those of MatMul. Each block of a row of x is rounded to
 // integers from -127 to 127; on matrix tiles 32 rows or more are bf16.
+#include <algorithm>
 #include <bit>
 
 #include "matrix_run.h"
@@ -28,7 +29,8 @@ BlockMatrix matrix_of(const ort::Node& node) {
                    .bias = std::vector<float>(),
                    .function = function_of(node, require),
                    .gated = node.attribute("gated", 0) != 0};
-  require(made.inputs > 0 && made.outputs > 0, "K and N must be positive");
+  const auto [least, most] = std::minmax(made.inputs, made.outputs);
+  require(least > 0 && most <= INT32_MAX, "K and N must be positive, and below 2^31");
   require(made.bits == 4 || made.bits == 8, "bits must be 4 or 8");
   const bool power = std::has_single_bit(static_cast<uint64_t>(made.size));
   require(power && made.size >= 16 && made.size <= 256, "block_size must be 16, 32, 64, 128 or 256");

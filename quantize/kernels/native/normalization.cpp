@@ -20,6 +20,7 @@ class NormalizationKernel {
     norm_.bias.assign(scale.size(), 0);
     if (bias) norm_.bias.assign(bias.as<float>(), bias.as<float>() + bias.size());
     norm_.epsilon = node.real_attribute("epsilon", 1e-5f);
+    require(norm_.epsilon >= 0, "epsilon must not be negative");
     norm_.centred = node.attribute("centred", 1) != 0;
   }
 

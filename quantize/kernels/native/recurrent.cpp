@@ -44,7 +44,8 @@ Recurrent::Recurrent(const ort::Node& node, const Kind& kind) : kind_(kind), cou
   const ort::Tensor w = node.constant(kW), r = node.constant(kR), bias = node.constant(kBias);
   const auto directions = std::ssize(backward);
   require(directions == 1 || directions == 2, "backward must have one or two numbers");
-  require(w && r && w.shape.size() == 2 && r.shape.size() == 2 && r.size() > 0, "w and r must be matrices of constants");
+  require(w && r && w.shape.size() == 2 && r.shape.size() == 2 && std::min(w.size(), r.size()) > 0,
+          "w and r must be matrices of constants");
   inputs_ = w.shape[1];
   size_ = r.shape[1];
   const int64_t rows = kind_.gates * size_;

@@ -30,6 +30,7 @@ struct Window {
   }
 };
 
+constexpr int64_t kDeepest = INT32_MAX / (255 * 128);  // products of a result: int32 holds all sums. DEEPEST in Python
 constexpr double kMost = 0x1p30;  // numbers below it are rounded in int32
 constexpr int kSegmentBits = 6, kSegments = 1 << kSegmentBits;  // of a curve
 constexpr int kStepBits = 6;                                   // of a step of the result, in a curve
@@ -120,7 +121,7 @@ struct Matrix {
   Function function = Function::kNone;
   bool gated = false;
   // Whether int32 holds all sums.
-  bool fits() const { return inputs <= INT32_MAX / (255 * 128); }
+  bool fits() const { return inputs <= kDeepest; }
 };
 
 // The product of rows in float and a constant matrix in blocks, with all that is constant:
