@@ -24,6 +24,8 @@ from requant.quantize.runtime.profile import executed
 from requant.transforms.qparams import Scheme
 from requant.transforms.saturation import PAIR_LIMIT, pair_peak
 
+from .native import needs_library
+
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
 PADS = "<pads = [1, 1, 1, 1]>"
@@ -601,3 +603,23 @@ def test_a_gemm_that_writes_float_keeps_its_integer_kernel(tmp_path: Path, activ
     found = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", options)
     assert found.forms == {"u8->float": 1}
     assert "QGemm" in {run.op for run in executed(tmp_path / "q.onnx", feeds[0])}
+
+
+def test_an_output_may_declare_the_lengths_of_another_input(tmp_path: Path) -> None:
+    """Exporters leave the lengths of their example; the runtime warns, and computes."""
+    body = f"""g (float[N,16,H,W] x) => (float[1,16,32,32] y) {{
+        a = Conv{PADS}(x, w)  b = Relu(a)  c = Conv{PADS}(b, w1)  y = Relu(c) }}"""
+    model = written(tmp_path, body, w=(16, 16, 3, 3), w1=(16, 16, 3, 3))
+    result = quantize_model(model, images(3, 16, 8, 8), tmp_path / "out.onnx", Options(force_int8=True, place="rules"))
+    assert result.kernels == {"QLinearConv": 2}
+    assert run(tmp_path / "out.onnx", images(1, 16, 8, 8)[0], optimise=True)["y"].shape == (1, 16, 8, 8)
+
+
+@needs_library
+def test_a_concat_of_one_tensor_several_times_has_no_native_form(tmp_path: Path) -> None:
+    body = f"""g (float[1,8,8,8] x) => (float[1,8,8,8] y) {{
+        a = Conv{PADS}(x, w)  b = Relu(a)  c = Concat<axis = 1>(b, b, b, b)  y = Conv{PADS}(c, w1) }}"""
+    model = written(tmp_path, body, w=(8, 8, 3, 3), w1=(8, 32, 3, 3))
+    result = quantized(model, images(1, 8, 8, 8), kernels="native", place="all")
+    assert result.kernels["Convolution"] == 2
+    assert "Concat" not in result.kernels

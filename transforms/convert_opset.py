@@ -6,7 +6,7 @@ from math import inf
 
 import onnx_ir as ir
 
-from .graph import constant, discard, quiet
+from .graph import constant, discard, node_name, quiet, take
 from .inline_functions import inline_functions
 from .registry import Change, TransformError, transform
 from .verify import VerifyError, signature, verify
@@ -24,6 +24,7 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
     After:   opset 13: y = Squeeze(x, [0])
     13 is the first opset whose DequantizeLinear has an axis, which per-channel weights require. Model-local functions
     are inlined first, because the converter loses their calls.
+    Nodes that the converter makes get the names of their first outputs.
     Left alone: models with this opset or a newer one; operators of other domains.
 
     Options:
@@ -62,6 +63,7 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
                 _keep_sampling(node)
             if to >= RESIZE_OMITS:
                 _omit_empty(node)
+    _name_nodes(converted.graph)
     try:  # the converter keeps attributes that the new opset lacks, and wrong shapes of a Scan
         verify(converted, like=signature(model))
     except VerifyError as error:
@@ -104,3 +106,11 @@ def _omit_empty(resize: ir.Node) -> None:
         if tensor is not None and tensor.size == 0:
             resize.replace_input_with(index, None)
             discard(value)
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """Give each node without a name that of its first output, which names its unit."""
+    taken = {node.name for node in graph.all_nodes() if node.name}
+    for node in graph.all_nodes():
+        if not node.name:
+            node.name = take(taken, node_name(node))

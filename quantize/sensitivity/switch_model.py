@@ -125,7 +125,7 @@ def switchboard(
     Raises:
         RequantError: The runtime cannot load it.
     """
-    copy = model.clone()
+    copy = _without_lengths(model)
     taps = taps_of(copy, plan, qparams)
     arrays = {name: found for name, found in (constants or {}).items() if found}
     switches = [*taps, *(Switch(name, "") for name in arrays)]
@@ -149,6 +149,17 @@ def switchboard(
     return _opened(copy, switches, places, plan, optimize=optimize, folder=folder)
 
 
+def _without_lengths(model: ir.Model) -> ir.Model:
+    """Return a copy that declares no lengths of its outputs.
+
+    A file may declare the lengths that its exporter saw. The runtime reserves memory for the result of an If by them.
+    """
+    copy = model.clone()
+    for output in copy.graph.outputs:
+        output.shape = None if output.shape is None else ir.Shape([None] * len(output.shape))
+    return copy
+
+
 def tensor_switches(
     model: ir.Model,
     qparams: Mapping[str, Rounding],
@@ -169,7 +180,7 @@ def tensor_switches(
     Raises:
         RequantError: The runtime cannot load it.
     """
-    copy = model.clone()
+    copy = _without_lengths(model)
     values = ir.convenience.create_value_mapping(copy.graph)
     taps = {}
     for name, params in qparams.items():
@@ -193,7 +204,7 @@ def constant_switches(model: ir.Model, constants: Constants, *, optimize: bool =
     Raises:
         RequantError: The runtime cannot load it.
     """
-    copy, count = model.clone(), len(constants)
+    copy, count = _without_lengths(model), len(constants)
     nodes, wires = nodes_by_name(copy), wires_of(copy, 2 * count)
     for index, (name, arrays) in enumerate(constants.items()):
         part = Part([nodes[name]], (), arrays, wires[index], wires[count + index])
