@@ -22,6 +22,7 @@ from msgspec import UNSET, UnsetType
 
 from .. import RequantError
 from ..system.notes import note_written
+from ..system.regular import check_replaceable
 from ..system.scratch import scratch_file
 from .decoding import LARGE_FILE, Count, Finite, Positive, convert_rows, load_document
 from .histogram import Histogram
@@ -410,6 +411,7 @@ def written_after(path: str | os.PathLike[str], data: bytes, *, output: bool = T
     Raises:
         RequantError: As `write_atomically`.
     """
+    check_replaceable(path)
     try:
         target = Path(os.path.realpath(path))
         with scratch_file(target.parent) as temporary:
@@ -430,7 +432,9 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 
     Raises:
         OSError: The file cannot be written.
+        RequantError: The target is something else than a file.
     """
+    check_replaceable(target)
     with scratch_file(target.parent) as temporary:
         with open(temporary, "wb") as file:
             yield file

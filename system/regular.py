@@ -56,6 +56,21 @@ def check_file(path: AnyPath) -> None:
         raise RequantError(f"{path}: not an ONNX model: the file is empty")
 
 
+def check_replaceable(path: AnyPath) -> None:
+    """Refuse a path to write to that names something else than a file: a new file would take the place of a device.
+
+    Raises:
+        RequantError: The path names a folder, a device, a FIFO or a socket.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # nothing is there, or the writer says what is wrong with the name
+        return
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise RequantError(f"{os.fspath(path)}: is {kind}; give the path of a file")
+
+
 def open_regular(path: AnyPath) -> IO[bytes]:
     """Open a file for reading.
 
@@ -64,7 +79,7 @@ def open_regular(path: AnyPath) -> IO[bytes]:
     """
     check_regular(path)
     try:
-        stream = open(path, "rb", opener=_open_waitless)  # noqa: SIM115 - the caller closes it
+        stream = open(path, "rb", opener=open_waitless)  # noqa: SIM115 - the caller closes it
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
     _checked(path, os.fstat(stream.fileno()), "file")
@@ -123,8 +138,8 @@ def unreadable(path: AnyPath, error: OSError | ValueError) -> RequantError:
     return RequantError(f"{os.fspath(path)}: cannot be read: {reason}")
 
 
-def _open_waitless(path: str, flags: int) -> int:
-    """Open a file descriptor."""
+def open_waitless(path: str, flags: int) -> int:
+    """Open a file descriptor, without waiting for the other end of a FIFO: an ``opener`` of `open`."""
     return os.open(path, flags | WAITLESS)
 
 

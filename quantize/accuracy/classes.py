@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -29,6 +30,11 @@ BLANK = 1 / 3
 """The share of steps that the blank of CTC fills, at least."""
 UNIT = 1e-3
 """Rows whose length differs from 1 by at most this are normalised: directions, not scores."""
+FEWEST = 16
+"""The least number of items from which a drop is predicted."""
+ONE_CLASS = 0.98
+"""Rows are no scores per class if more than this share of them has the same greatest value, unless they are
+probabilities or have labels: a regression of several quantities has one that is always the greatest."""
 Z = NormalDist().inv_cdf(0.975)  # 95 %, two-sided
 
 
@@ -167,6 +173,8 @@ class Tally:
         sure: The sum of p(class of the float model).
         classes: The number of classes.
         maps: Whether an item has a map of predictions, as in segmentation.
+        sound: Whether all samples have labels or rows of probabilities.
+        seen: The number of predictions of each class by the float model.
     """
 
     output: str = ""
@@ -178,6 +186,8 @@ class Tally:
     sure: float = 0.0
     classes: int = 0
     maps: bool = False
+    sound: bool = True
+    seen: Counter[int] = field(default_factory=Counter)
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> tuple[Array, Array] | None:
         """Add one sample; return the predictions of both models, None without evidence."""
@@ -201,13 +211,17 @@ class Tally:
         self.whole += _whole_losses(losses, same, _items(sample))
         self.sure += top
         self.classes = scores.shape[-1]
+        self.sound = self.sound and (sample.label is not None or are_probabilities(scores.reshape(-1, self.classes)))
+        self.seen.update(expected.reshape(-1).tolist())
         self.maps = self.maps or (scores.ndim > SEQUENCE and expected.size != _items(sample))
         return expected, actual
 
     @property
     def known(self) -> bool:
         """Whether there are predictions, and evidence for all of them."""
-        return self.evident and self.predictions > 0
+        most = max(self.seen.values(), default=0)
+        one = not self.sound and self.predictions >= FEWEST and most > ONE_CLASS * self.predictions
+        return self.evident and self.predictions > 0 and not one
 
     @property
     def drop_interval(self) -> Interval:

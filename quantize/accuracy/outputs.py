@@ -214,7 +214,8 @@ class _Sums:
 
     def _parts_db(self) -> dict[str, tuple[str, float]]:
         """Return the SQNR of quiet parts; quiet classes are no part."""
-        parts = {name: rows.quiet() for name, rows in self.rows.items() if name != self.classes.output}
+        classes = self.classes.output if self.classes.known else ""
+        parts = {name: rows.quiet() for name, rows in self.rows.items() if name != classes}
         return {name: (part.where, decibels(part.signal, part.noise)) for name, part in parts.items() if part}
 
     def result(self) -> Accuracy:

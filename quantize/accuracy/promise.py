@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .classes import FEWEST
 from .outputs import Accuracy
 from .selected_outputs import holds_scores
 from .sqnr import decibels_text, finite
@@ -32,8 +33,6 @@ matrix tiles the mAP75 of a YOLOv8n with 320 pixels, against the boxes of the fl
 (14.7 dB, 3.7x as fast as float), 0.987 with 15 dB (2.4 to 2.7x), and 0.986 with 16 dB (19.4 dB, 1.9x)."""
 FINE_DB = 35.0
 """The SQNR of class scores from which no drop is expected; MobileNetV1 0.75 loses 0.5 points at 31 dB."""
-FEWEST = 16
-"""The least number of items from which a drop is predicted."""
 SURE = 1 / 3
 """The least confidence for a predicted drop, from chance (0) to certainty (1). Near chance, all classes have nearly the
 same probability, so that any change of class costs nearly nothing."""

@@ -20,6 +20,7 @@ from ...calibration.decoding import LARGE_FILE, Count, Finite, Number, convert, 
 from ...calibration.files import write_atomically
 from ...calibration.npy import DEFLATE
 from ...calibration.session import Array
+from ...system.regular import check_replaceable
 from ..accuracy.metrics import Score, metric_named
 from ..runtime.runtimes import PLAIN, Setting
 from .baseline import Baseline, Constant, DataSummary, Layer, Measured, Scored, Speed, tolerances
@@ -126,8 +127,7 @@ def check_writable(*paths: Path | None) -> None:
         if path is None:
             continue
         folder = path.absolute().parent
-        if path.is_dir():
-            raise RequantError(f"{path}: is a folder; give the path of a file")
+        check_replaceable(path)
         if not folder.is_dir():
             raise RequantError(f"{path}: no folder {str(path.parent)!r} to write to")
         if not os.access(folder, os.W_OK):

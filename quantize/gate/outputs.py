@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 from ... import RequantError
 from ...calibration.files import write_atomically
 from ...system.printable import CELL, printable, printable_lines, sentence
+from ...system.regular import open_waitless
 from .judge import Line, Status
 from .run import Check
 
@@ -124,7 +125,7 @@ def write_outputs(
     summary = environment.get(SUMMARY)
     if summary:
         try:
-            with open(summary, "a", encoding="utf-8") as file:
+            with open(summary, "a", encoding="utf-8", opener=open_waitless) as file:
                 file.write(markdown(check))
         except OSError as error:
             raise RequantError(f"{summary}: cannot be written: {error.strerror}") from error

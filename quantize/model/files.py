@@ -22,7 +22,7 @@ from ...calibration.onnx_files import parse_proto, read_proto
 from ...calibration.session import LARGE, Serialized
 from ...calibration.stamps import locations
 from ...system.notes import note
-from ...system.regular import check_file
+from ...system.regular import check_file, check_replaceable
 from ...system.scratch import scratch_folder
 from ...transforms import VerifyError, verify
 from ...transforms.graph import quiet, release
@@ -181,8 +181,7 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
         raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
     if exists and Path(source).exists() and target.samefile(source):
         raise RequantError(f"{path}: the output would overwrite the input; choose another path")
-    if target.is_dir():
-        raise RequantError(f"{path}: is a folder; give the path of a file")
+    check_replaceable(target)
     if exists and not force:
         raise RequantError(f"{path}: exists already; --force overwrites it (in Python: force=True)")
     _check_side(target, Path(source), force=force, external=external)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.files import replacing
 from ...system.notes import note_written
+from ...system.regular import check_replaceable
 from ...system.scratch import OLD, exclusive, scratch_folder
 from ...transforms.externalize_weights import EXTERNAL, external_threshold
 from ...transforms.tensors import external_tensors, load_tensors, tensors
@@ -35,6 +36,7 @@ def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> in
     Raises:
         RequantError: The model cannot be written; existing files are unchanged.
     """
+    check_replaceable(path)
     target = Path(os.path.realpath(path))
     taken = {target, side_file(target)}
     if any(Path(os.path.realpath(tensor.path)) in taken for tensor in external_tensors(model)):

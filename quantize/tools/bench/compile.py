@@ -21,6 +21,7 @@ from ....calibration.samples import Sample
 from ....calibration.session import Array, open_session
 from ....calibration.sources import DataSource, Source
 from ....system.notes import note_written
+from ....system.regular import check_replaceable
 from ...accuracy.classes import Outputs
 from ...accuracy.outputs import compare_outputs
 from ...model.files import (
@@ -352,6 +353,7 @@ def _written(
     except RequantError as error:
         raise RequantError(f"{output}: the installed runtime cannot write the ORT format: {error}") from error
     found = _outputs(made, samples, values)
+    check_replaceable(output)
     os.replace(made, os.path.realpath(output))
     note_written(output)
     return found

@@ -282,3 +282,23 @@ def test_labels_that_the_float_model_does_not_know_judge_nothing() -> None:
     rows = dict(accuracy_rows(guessed, "data"))
     assert rows["labels"] == "float is right no more often than a guess among 5 classes: check the labels"
     assert "labels" not in dict(accuracy_rows(known, "data"))
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_a_regression_whose_first_value_is_always_the_greatest_is_no_classifier(labelled: bool) -> None:
+    random = np.random.default_rng(0)
+    rows = random.uniform([200, 3, 1], [300, 4, 6], (64, 3)).astype(np.float32)
+    noisy = rows + random.normal(0, 0.3, rows.shape).astype(np.float32)
+    label = np.zeros(64, np.int64) if labelled else None
+    sample = Sample({"x": rows}, label, "here")
+    found = compare_outputs([({"y": rows}, {"y": noisy}, sample)])
+    assert found.class_output == ("y" if labelled else "")
+    if not labelled:
+        assert promise(found).judge == "SQNR"
+        assert found.parts_db["y"][0] == "[:, 1:3]"
+    few = compare_outputs([({"y": rows[:8]}, {"y": noisy[:8]}, Sample({"x": rows[:8]}, None, "here"))])
+    assert few.class_output == "y"
+    scores = np.exp(rows - rows.max(1, keepdims=True)).astype(np.float64)
+    scores /= scores.sum(1, keepdims=True)
+    sure = compare_outputs([({"y": scores}, {"y": scores}, Sample({"x": rows}, None, "here"))])
+    assert sure.class_output == "y"

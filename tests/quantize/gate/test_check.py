@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from requant.quantize import CheckOptions, Setting, check
 from requant.quantize.accuracy.metrics import METRICS, Score
 from requant.quantize.gate import lock, measure
 from requant.quantize.gate.judge import Status
-from requant.quantize.gate.outputs import github_lines, junit, markdown, verdict
+from requant.quantize.gate.outputs import github_lines, junit, markdown, verdict, write_outputs
 from requant.quantize.gate.run import Check
 
 ROOT = Path(__file__).parents[3]
@@ -401,3 +402,9 @@ def test_nothing_is_coloured_without_a_terminal_or_where_it_is_not_wanted(
     assert "\x1b[32m" in asked(folder).stdout
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[32m" not in asked(folder).stdout
+
+
+def test_a_summary_that_nobody_reads_keeps_nobody_waiting(tmp_path: Path, broken: Check) -> None:
+    os.mkfifo(tmp_path / "summary")
+    with pytest.raises(RequantError, match="summary: cannot be written: "):
+        write_outputs(broken, None, None, {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary")})
