@@ -205,6 +205,9 @@ class Calibrator:
             RequantError: The calibrators are of different models or tensors, have other kinds of statistics, or shards
                 that cannot be merged.
         """
+        check_kind(other, Calibrator, "a calibrator is merged with another one")
+        if other is self:
+            raise RequantError("a calibrator cannot be merged with itself: its samples would count twice")
         if (self._inputs, self.tensors) != (other._inputs, other.tensors):
             raise RequantError("calibrators of different models or tensors cannot be merged")
         if self.histogram and other.histogram and self._values != other._values:

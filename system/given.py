@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import fields
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .. import RequantError
 
@@ -20,7 +25,11 @@ def names_of(value: object, what: str) -> tuple[str, ...]:
     """
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise RequantError(f"{what} must be a sequence of names, not {value!r}")
-    return tuple(map(str, value))
+    names = tuple(value)
+    odd = next((name for name in names if not isinstance(name, str)), "")
+    if odd != "":
+        raise RequantError(f"{what} must be a sequence of names, and {odd!r} is {kind_of(odd)}")
+    return names
 
 
 def check_path(value: object, what: str) -> None:
@@ -48,7 +57,60 @@ def check_kind(value: object, kind: type | tuple[type, ...], wanted: str) -> Non
         raise RequantError(f"{wanted}, not {kind_of(value)}")
 
 
+def check_fields(given: Any) -> None:
+    """Refuse a value of another type than its field in a dataclass has.
+
+    Args:
+        given: An instance of the dataclass. An integer may be any integral number, a float any real one, and a tuple
+            may be a list.
+
+    Raises:
+        RequantError: A value is of another type.
+    """
+    for name, kinds in _kinds(given.__class__).items():
+        value = getattr(given, name)
+        if not isinstance(value, kinds):
+            wanted = [WORDS.get(kind) or _with_article(kind.__name__) for kind in kinds if kind is not list]
+            raise RequantError(f"{name} must be {' or '.join(wanted)}, not {kind_of(value)}")
+
+
+WORDS: dict[type, str] = {
+    NoneType: "None",
+    str: "a text",
+    os.PathLike: "a path",
+    Integral: "an integer",
+    Real: "a number",
+    bool: "True or False",
+    tuple: "a tuple",
+}
+"""What types of fields are called in an error; others by their names."""
+
+
+@cache
+def _kinds(kind: type) -> dict[str, tuple[type, ...]]:
+    """Return the types that the fields of a dataclass may have, by the name of a field."""
+    hints = get_type_hints(kind)
+    return {field.name: tuple(_types(hints[field.name])) for field in fields(kind) if field.init}
+
+
+def _types(hint: Any) -> Iterable[type]:
+    """Yield the types of an annotation."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        for each in get_args(hint):
+            yield from _types(each)
+        return
+    plain = origin or hint
+    yield {int: Integral, float: Real}.get(plain, plain)
+    if plain is tuple:
+        yield list
+
+
 def kind_of(value: object) -> str:
     """Return the type of a value with its article."""
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+    return "None" if value is None else _with_article(type(value).__name__)
+
+
+def _with_article(name: str) -> str:
+    """Return a name with its article."""
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

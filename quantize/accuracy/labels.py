@@ -26,18 +26,20 @@ def check_classes(labels: Array, count: int, where: str) -> None:
         raise DataError(f"{where}: label {int(labels.max())}, but the output has {count} classes, counted from 0")
 
 
-def check_label(outputs: Outputs, sample: Sample) -> None:
-    """Raise DataError if integer labels, one for each prediction, are no classes of the output with the scores.
-
-    Labels of other forms may be for a metric.
+def check_label(outputs: Outputs, sample: Sample) -> str:
+    """Return a note if the label of a sample says nothing of its predictions: it may be for a metric. Else return "".
 
     Args:
         outputs: The outputs of the float model.
         sample: Its inputs and the label.
+
+    Raises:
+        DataError: The label has an integer for each prediction, and one is no class of the output with the scores.
     """
-    found = None if sample.label is None else evident_scores(outputs, sample)
-    if found is None:
-        return
-    labels, scores = np.asarray(sample.label), found[1]
-    if labels.dtype.kind in "iub" and labels.size == math.prod(scores.shape[:-1]):
-        check_classes(labels, scores.shape[-1], sample.where)
+    if sample.label is None:
+        return ""
+    labels, found = np.asarray(sample.label), evident_scores(outputs, sample)
+    if found is not None and labels.dtype.kind in "iub" and labels.size == math.prod(found[1].shape[:-1]):
+        check_classes(labels, found[1].shape[-1], sample.where)
+        return ""
+    return f"labels of {labels.dtype} {list(labels.shape)} are no classes of the predictions: they judge nothing here"

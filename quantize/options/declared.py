@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from .efforts import CORRECTIONS, EFFORTS
-from .option import Kind, Option, parse_batches, parse_bytes
+from .option import MOST_THREADS, Kind, Option, parse_batches, parse_bytes
 
 FORMATS = ("qdq", "qoperator")
 TARGETS = ("auto", "vnni", "avx2")
@@ -113,7 +113,7 @@ THREADS = Option(
     "Threads while timing; 0: the runtime chooses.",
     default=1,
     least=0,
-    most=4096,
+    most=MOST_THREADS,
     metavar="N",
     group="speed",
 )
@@ -374,7 +374,7 @@ CHECK: tuple[Option, ...] = (
         group="speed",
         unset=AS_BEFORE,
         least=0,
-        most=4096,
+        most=MOST_THREADS,
         metavar="N",
         sample=1,
         help="Threads while timing; 0: the runtime chooses.",

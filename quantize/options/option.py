@@ -7,9 +7,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Integral
 from typing import Any
 
 from ... import RequantError
+
+MOST_ITEMS = 2**16
+"""The largest batch size."""
+MOST_THREADS = 2**12
+"""The most threads of a session."""
 
 GROUPS = ("data", "accuracy", "speed", "output", "advanced")
 """The groups of options in the help of a command."""
@@ -158,15 +164,20 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def check_batches(sizes: tuple[int, ...]) -> None:
-    """Refuse batch sizes below 1, repeated sizes, and no size at all.
+    """Refuse batch sizes that are no integers of 1 to `MOST_ITEMS`, repeated sizes, and no size at all.
 
     Raises:
         RequantError: The sizes are refused.
     """
     if not sizes:
         raise RequantError("batch needs at least one size")
+    odd = next((size for size in sizes if not isinstance(size, Integral)), None)
+    if odd is not None:
+        raise RequantError(f"batch must be an integer or several, not {odd!r}")
     if min(sizes) < 1:
         raise RequantError(f"batch must be at least 1, not {min(sizes)}")
+    if max(sizes) > MOST_ITEMS:
+        raise RequantError(f"batch must be at most {MOST_ITEMS}, not {max(sizes)}")
     repeated = next((size for size in sizes if sizes.count(size) > 1), None)
     if repeated is not None:
         raise RequantError(f"batch {repeated} is given more than once")

@@ -11,11 +11,11 @@ from ...calibration.execution import Execution
 from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
-from ...system.given import names_of
+from ...system.given import check_fields, names_of
 from ...transforms.qparams import BlockForm, Scheme
 from .declared import AUTO, FORMATS, KERNELS, PLACES, PRECISIONS, RUNTIMES, TARGETS, Strategy
 from .efforts import EFFORTS, chosen
-from .option import check_batches
+from .option import MOST_THREADS, check_batches
 from .selection import Selection
 
 
@@ -94,6 +94,7 @@ class Options:
         Raises:
             RequantError: A value is refused.
         """
+        check_fields(self)
         self._check_values()
         if (self.scheme.activation, self.scheme.weight) == ("s8", "u8"):
             raise RequantError("no kernel multiplies signed activations by unsigned weights; choose s8 weights")
@@ -173,8 +174,8 @@ class Options:
         if self.samples is not None and self.samples < 1:
             raise RequantError(f"samples must be at least 1, not {self.samples}")
         check_batches(self.batches)
-        if self.threads < 0:
-            raise RequantError(f"threads must be 0 (the runtime chooses) or more, not {self.threads}")
+        if not 0 <= self.threads <= MOST_THREADS:
+            raise RequantError(f"threads must be 0 (the runtime chooses) to {MOST_THREADS}, not {self.threads}")
         if not 0 <= self.seconds < float("inf"):
             raise RequantError(f"seconds must be 0 or more, not {self.seconds}")
         if self.corrections is not None:

@@ -44,7 +44,7 @@ class Reference:
         timed: `model` with its open sessions, in the runtime of the request.
         source: The data; random inputs where none are given, None where the model runs on none.
         loads: What is timed.
-        notes: The differences between `model` and the user's model.
+        notes: The differences between `model` and the user's model, and remarks on the data.
     """
 
     model: ModelSource
@@ -74,9 +74,9 @@ def open_reference(
     model, notes = reference_of(path, original, folder)
     weights = Weights.of(original)
     opened = sessions_of(model, weights)
-    source, loads = open_data(opened, data, options, weights)
+    source, loads, remarks = open_data(opened, data, options, weights)
     timed = opened if runtime is STOCK else tried(sessions_of(model, weights, runtime), loads, options.threads)
-    return Reference(model, opened, timed, source, loads, notes)
+    return Reference(model, opened, timed, source, loads, [*notes, *remarks])
 
 
 def reference_of(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:
@@ -135,18 +135,18 @@ def tried(sessions: Sessions, loads: Sequence[Load], threads: int) -> Sessions:
 
 def open_data(
     sessions: Sessions, data: DataSource | None, options: Options, weights: Weights
-) -> tuple[Source | None, tuple[Load, ...]]:
+) -> tuple[Source | None, tuple[Load, ...], list[str]]:
     """Open the data of the float model, and run it once at each batch size.
 
     Returns:
-        The data (random inputs where none are given, None where the model runs on none), and what is timed.
+        The data (random inputs where none are given, None where the model runs on none), what is timed, and notes.
 
     Raises:
         RequantError: The model or the data cannot be used.
     """
     if data is None:
         source = generated_source(sessions.source)
-        return source, () if source is None else loads_of(source, options.batches)
+        return source, () if source is None else loads_of(source, options.batches), []
     run = Runner(sessions.source, lean=True) if weights.large else sessions.runner(1)
     assert isinstance(run, Runner)  # data are read for ONNX Runtime, which calibrates
     source = open_for(run, data, options.samples, options.execution.memory_limit)
@@ -155,5 +155,5 @@ def open_data(
     for load in loads:
         run(load.feed)
     first = next(iter(source))
-    check_label(run(first.feed), first)
-    return source, loads
+    note = check_label(run(first.feed), first)
+    return source, loads, [note] if note else []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...system.given import check_kind
 from ...system.printable import one_line
 from ...transforms import Pipeline, StepResult, load_plugins, parse, run
 from ..model.dumps import begin_dumps
@@ -99,6 +100,7 @@ def transform_model(
     options, source = options or TransformOptions(), Path(model)
     load_plugins()
     pipeline = parse(transforms) if isinstance(transforms, str) else transforms
+    check_kind(pipeline, Pipeline, "transforms must be a text or a Pipeline")
     external = options.external_data or any(step.name == "externalize_weights" for step in pipeline.steps)
     check_output(output, source, force=options.force, external=external)
     loaded = [load_model(source, in_place=True)]  # popped below, so that the model is freed once `run` has a copy

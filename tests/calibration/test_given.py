@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "an executor by name": (lambda: Execution(executor=some("threads")), "the executor must be one of"),
     "a limit as text": (lambda: Execution(memory_limit=some("2GB")), "memory limit must be a whole number, not a str"),
     "one tensor as text": (lambda: Calibrator(MODEL, "y"), "tensors must be a sequence of names, not 'y'"),
-    "one correction": (lambda: Options(corrections=some("means")), "corrections must be a sequence of names, not"),
+    "one correction": (lambda: Options(corrections=some("means")), "corrections must be a tuple or None, not"),
     "one node": (lambda: Selection(exclude_nodes=some("conv1")), "exclude_nodes must be a sequence of names, not"),
     "a strategy": (lambda: Selection(strategy=some("foo")), "no strategy named 'foo'"),
     "strategies": (lambda: Selection(strategies={"n": some("foo")}), "no strategy named 'foo'"),
