@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 DIGITS = 16
 """The number of hex digits in a tensor's digest."""
+LONG = 64
+"""An attribute with more numbers is one text: a forest of trees has a hundred thousand of them."""
 SHOWN = 3
 """The number of tensor names in a message; further tensors are only counted."""
 
@@ -68,6 +70,10 @@ def _attribute_parts(attribute: ir.Attr, data: Callable[[bytes], None]) -> Itera
         yield f"reference {attribute.ref_attr_name}"
         return
     several = isinstance(attribute.value, (list, tuple))
+    if several and len(attribute.value) > LONG and not isinstance(attribute.value[0], (ir.Graph, ir.TensorProtocol)):
+        yield repr(tuple(attribute.value))
+        yield "end"
+        return
     for value in attribute.value if several else [attribute.value]:
         if isinstance(value, ir.Graph):
             yield from _graph_parts(value, data)

@@ -18,7 +18,7 @@ from typing import Any
 
 from .classes import FEWEST
 from .outputs import Accuracy
-from .selected_outputs import holds_scores
+from .selected_outputs import holds_scores, worst_place
 from .sqnr import decibels_text, finite
 
 SHARE = 0.005
@@ -160,7 +160,7 @@ def _by_divergence(nats: float) -> Promise:
 
 def _by_sqnr(sqnr_db: Mapping[str, float], least: float) -> Promise:
     """Judge by the SQNR of the worst output."""
-    return _of_worst(min(sqnr_db.values(), default=math.inf), "the worst output", least)
+    return _of_worst(min(sqnr_db.values(), default=math.inf), worst_place(sqnr_db), least)
 
 
 def _by_part(parts_db: Mapping[str, tuple[str, float]]) -> Promise:

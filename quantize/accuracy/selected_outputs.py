@@ -119,6 +119,12 @@ def holds_scores(label: str) -> bool:
     return label.endswith(tuple(f" (into {op}{where})" for op in RANKS for where in ("", BEFORE_LAYERS)))
 
 
+def worst_place(sqnr_db: Mapping[str, float]) -> str:
+    """Return where the SQNR is worst, in words: an output, or what is compared in its place by its label."""
+    worst = min(sqnr_db, key=sqnr_db.__getitem__, default="")
+    return worst if " (into " in worst else "the worst output"
+
+
 def _ranked(model: ir.Model, known: Mapping[str, ir.Value]) -> dict[ir.Value, str]:
     """Return the tensors of scores that `RANKS` operators compare, with the operator that compares them."""
     found: dict[ir.Value, str] = {}

@@ -15,6 +15,7 @@ from ..runtime.timing import Latency
 from .drop import Versus
 from .outputs import Accuracy, Labelled
 from .promise import LEAST_DB, Promise, is_sure
+from .selected_outputs import worst_place
 from .sqnr import decibels_text
 
 Row: TypeAlias = tuple[str, str]
@@ -123,7 +124,8 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
     single = (
         "" if worst is None or worst.sqnr_db >= LEAST_DB else f", {decibels_text(worst.sqnr_db)} at the worst sample"
     )
-    return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at the worst output{single} ({where})"
+    at = worst_place(accuracy.results_db)
+    return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at {at}{single} ({where})"
 
 
 def score_lost(name: str, scores: tuple[str, str], where: str) -> str:

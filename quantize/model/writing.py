@@ -48,6 +48,7 @@ def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> in
     try:
         if external or least is not None or sum(tensor.nbytes for tensor in tensors(copy)) > files.PROTOBUF_LIMIT:
             size = _save_pair(copy, weights, target)
+            note_written(Path(path).with_name(side_file(path).name))
         else:
             size = _save_whole(copy, target)
     except OSError as error:

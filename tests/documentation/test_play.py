@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
+from requant.calibration.session import OPERATORS
 from requant.cli import main
 
 from ..installed import PIP, install_wheel, settings
@@ -148,7 +149,8 @@ def test_a_page_does_as_written(page: str, program: Path, store: Path, tmp_path:
         if step.kind == "file":
             (folder / step.name).write_text(step.text, encoding="utf-8")
         elif step.kind == "python":
-            play_block(step, folder, {**user, "PYTHONPATH": ""})  # a plug-in is for the commands
+            library = {"LD_LIBRARY_PATH": str(OPERATORS.parent)}  # pages name the library without a folder
+            play_block(step, folder, {**user, **library, "PYTHONPATH": ""})  # a plug-in is for the commands
         elif step.words[0] == "requant":
             play_command(step, folder, user)
 

@@ -391,14 +391,14 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_model(
 
     monkeypatch.setattr("requant.calibration.files.os.fsync", full)
     arguments = ["quantize", SAMPLES / "digits.onnx", "--data", f"{SAMPLES / 'digits.npz'}:calib", "--samples", "20"]
-    arguments += ["--place", "rules", "--force-int8", "-o", output, "--report", tmp_path / "q.html"]
+    arguments += ["--place", "rules", "--force-int8", "-o", output, "--external-data", "--report", tmp_path / "q.html"]
     done = CliRunner().invoke(main, list(map(str, arguments)))
     assert done.exit_code == 2
     assert done.stderr == (
         f"requant: {tmp_path / 'q.html'}: cannot be written: No space left on device; "
-        f"written: {output}, {tmp_path / 'q.plan.json'}\n"
+        f"written: {output}.data, {output}, {tmp_path / 'q.plan.json'}\n"
     )
-    assert {path.name for path in tmp_path.iterdir()} == {"q.onnx", "q.plan.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"q.onnx", "q.onnx.data", "q.plan.json"}
 
 
 # ------------------------------------------------------------------------------------------- what is imported, asked

@@ -23,7 +23,7 @@ from requant.quantize.accuracy import promise as rules
 from requant.quantize.accuracy.classes import evident_scores
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs
 from requant.quantize.accuracy.promise import promise
-from requant.quantize.accuracy.verdict import accuracy_rows
+from requant.quantize.accuracy.verdict import accuracy_rows, answers_lost
 from requant.quantize.placement.runs import MOST_SAMPLES
 from requant.quantize.steps import hold_out as holding
 
@@ -302,3 +302,11 @@ def test_a_regression_whose_first_value_is_always_the_greatest_is_no_classifier(
     scores /= scores.sum(1, keepdims=True)
     sure = compare_outputs([({"y": scores}, {"y": scores}, Sample({"x": rows}, None, "here"))])
     assert sure.class_output == "y"
+
+
+def test_what_is_compared_in_place_of_an_output_is_named() -> None:
+    """Token ids have no SQNR: the scores that an ArgMax reads have one."""
+    found = Accuracy(3, None, {"scores (into ArgMax)": 34.9, "y": 40.0})
+    assert promise(found).text == "34.9 dB at scores (into ArgMax), 20 dB are needed"
+    assert answers_lost(found, "here") == "SQNR 34.9 dB at scores (into ArgMax) (here)"
+    assert promise(replace(found, sqnr_db={"y": 40.0})).text == "40.0 dB at the worst output, 20 dB are needed"
