@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, takewhile
 
 import numpy as np
 
@@ -34,8 +34,12 @@ def kept(rows: Rows, limit: int = LIMIT) -> Rows:
         if known is not None:
             yield from known
             return
+        begun = memory.first() if picked is None else []
+        yield from begun  # the data are opened only if somebody wants more than the first samples
         samples = rows.read(picked)
-        for position in count() if picked is None else picked:
+        for _ in begun:
+            next(samples, None)
+        for position in count(len(begun)) if picked is None else picked:
             sample = next(samples, None)
             if sample is None:
                 memory.end = position
@@ -70,6 +74,10 @@ class _Memory:
             self.found.clear()
         else:
             self.found[position] = sample
+
+    def first(self) -> list[Sample]:
+        """Return the samples in front of the first unknown one."""
+        return [self.found[position] for position in takewhile(self.found.__contains__, count())]
 
     def samples(self, picked: Picked) -> list[Sample] | None:
         """Return the samples at some positions (None: all); None if one of them is unknown."""

@@ -77,7 +77,9 @@ def test_data_beyond_the_limit_are_read_each_time() -> None:
 def test_what_was_left_early_is_read_again() -> None:
     data = Data(6)
     rows = kept(data.rows())
-    assert next(rows.read(None)).where == "sample 0"
+    for _ in range(3):  # the first samples are known
+        assert next(rows.read(None)).where == "sample 0"
+    assert data.reads == [0]
     assert places(rows, None) == [*range(6)]
     assert places(rows, (0, 5)) == [0, 5]
     assert data.reads == [0, *range(6)]

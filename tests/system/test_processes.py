@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,8 +21,9 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
+from requant import __main__ as program
 from requant.cli import main
-from requant.system import notes, scratch
+from requant.system import notes, scratch, supervisor
 from requant.system.imports import forget_empty_paths
 
 from ..texts import without_stages
@@ -522,3 +524,21 @@ def test_no_command_asks_a_network_or_writes_elsewhere(tmp_path: Path) -> None:
     assert not re.search(r"AF_INET|AF_NETLINK|connect\(", (tmp_path / "trace").read_text())
     assert list((tmp_path / "tmp").iterdir()) == []
     assert {path.name for path in (tmp_path / "home").iterdir()} <= {"requant"}
+
+
+@pytest.mark.parametrize(
+    ("before", "during"),
+    [(signal.default_int_handler, signal.SIG_DFL), (signal.SIG_IGN, signal.SIG_IGN)],
+    ids=["usual", "ignored"],
+)
+def test_an_interrupt_during_the_imports_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, before: Any, during: Any
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(supervisor, "supervised", lambda command: seen.append(signal.getsignal(signal.SIGINT)))
+    kept = signal.signal(signal.SIGINT, before)
+    try:
+        program.run()
+    finally:
+        signal.signal(signal.SIGINT, kept)
+    assert seen == [during]
