@@ -9,7 +9,8 @@ from itertools import islice
 from pathlib import Path
 
 from .. import RequantError, UnknownNameError
-from ..system.given import check_kind, names_of
+from ..system.given import check_kind, kind_of, names_of
+from .bodies import find
 from .execution import Execution
 from .files import Data, RangeFile, save_ranges, shard_text
 from .histogram import Statistic
@@ -67,6 +68,8 @@ class Calibrator:
         session = open_session(self.model, lean=True)
         self._inputs = input_specs(session)
         self._stateful = bool(recognised(self._inputs, output_specs(session)))
+        if self.tensors:
+            find(load_copy(self.model)[0].graph, self.tensors)  # refuses those that the model lacks
         self.tensors = self.tensors or activations(self.model)
 
     def observe(self, data: DataSource, samples: int | None = None, progress: Progress | None = None) -> Calibrator:
@@ -127,7 +130,7 @@ class Calibrator:
             return open_source(data, self._inputs, self.model, self.execution.memory_limit)
         rows = python_object(
             lambda: islice(data, None),  # which leaves the rest of a generator to the caller
-            f"a {type(data).__name__} of feeds",
+            f"{kind_of(data)} of feeds",
             inputs=self._inputs,
         )
         return Source(self._inputs, guarded(rows))

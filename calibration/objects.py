@@ -123,7 +123,7 @@ def python_object(
     Raises:
         DataError: The object has none of these forms.
     """
-    name = description or f"a {type(data).__name__} of feeds"
+    name = description or f"{kind_of(data)} of feeds"
     if isinstance(data, Mapping):
         if hasattr(data, "column_names"):
             raise DataError(f"{name}: holds the splits {', '.join(map(str, data))}; pass one of them")
@@ -133,7 +133,7 @@ def python_object(
     if any(spec.name == SEQUENCE and spec.optional for spec in inputs):
         data = _steps_of(data)
     if not _is_iterable(data) and not callable(data):
-        raise DataError(f"{name}: a {type(data).__name__} is neither an iterable of feeds nor a callable")
+        raise DataError(f"{name}: {kind_of(data)} is neither an iterable of feeds nor a callable")
 
     def read(picked: Picked) -> Iterator[Sample]:
         if picked is not None and not picked:

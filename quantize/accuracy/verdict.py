@@ -211,7 +211,7 @@ def _whole(accuracy: Accuracy) -> str:
 
 def data_row(samples: int, data: str) -> Row:
     """Return the data of the accuracy, with the number of samples."""
-    counted = f"{samples} samples"
+    counted = f"{samples} sample{'' if samples == 1 else 's'}"
     return "measured on", data if counted in data else f"{counted} of {data}"
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from ..runtime.executed import Kernel
 from ..runtime.isa import Isa
 from ..tools.explain.explain import Explanation
-from .terminal import Terminal, headless
+from .terminal import Terminal, headless, threads_text
 
 ROWS = 25  # kernels that are shown without --all
 REASONS = 12
@@ -88,7 +88,7 @@ def _print_summary(console: Terminal, found: Explanation) -> None:
         "rest": totals.rest,
     }
     listed = ", ".join(f"{name} {_share(spent, totals.kernels)}" for name, spent in parts.items())
-    threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}" if found.threads else "the runtime's threads"
+    threads = threads_text(found.threads)
     table.add_row("kernels", f"{totals.kernels / 1000:.3f} ms on {threads}: {listed}")
     table.add_row("runtime", str(found.runtime))
     table.add_row("inputs", found.data)

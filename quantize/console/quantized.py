@@ -15,7 +15,7 @@ from ..accuracy.verdict import Row
 from ..placement.costs import Costs
 from ..result import Frontier, Result
 from ..tools.inspect.operators import OperatorFacts
-from .terminal import Terminal, headless, styled
+from .terminal import Terminal, headless, styled, threads_text
 
 ROWS = 30  # units whose costs are shown
 
@@ -72,7 +72,7 @@ def print_costs(found: Sequence[Costs]) -> None:
     for costs in found:
         machine = costs.machine
         table = Table(box=None, pad_edge=False)
-        runtime = f"{machine.described}, {machine.threads} thread(s)"
+        runtime = f"{machine.described}, {threads_text(machine.threads)}"
         console.print(f"{machine.cpu}, {runtime}, microseconds")
         table.add_column("unit")
         for impl in Impl:

@@ -183,3 +183,8 @@ def headless(rows: Iterable[tuple[str, str]] = ()) -> Table:
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def threads_text(threads: int) -> str:
+    """Return a number of threads in words; 0 is the runtime's choice."""
+    return f"{threads} thread{'s' if threads > 1 else ''}" if threads else "the runtime's threads"

@@ -7,12 +7,13 @@ import math
 from rich.table import Table
 
 from ..kernels.library import Kernels
+from ..model.files import size_text
 from ..runtime.clock import doubt
 from ..tools.bench.bench import Bench, Timed
 from ..tools.bench.compile import Change, Compiled
 from ..tools.bench.profile import BenchProfile
 from ..tools.bench.settings import Settings
-from .terminal import Terminal, headless
+from .terminal import Terminal, headless, threads_text
 
 
 def print_compiled(found: Compiled) -> None:
@@ -35,8 +36,8 @@ def print_compiled(found: Compiled) -> None:
             table.add_row("SQNR", f"{shown} at {name}, on {found.samples} samples of {found.data}")
     table.add_row("load", _change(found.load))
     if found.run is not None:
-        table.add_row(f"run, {found.threads or 'default'} threads", _change(found.run))
-    table.add_row("size", f"{found.bytes_before / 1e6:.2f} -> {found.bytes_after / 1e6:.2f} MB")
+        table.add_row(f"run, {threads_text(found.threads)}", _change(found.run))
+    table.add_row("size", f"{size_text(found.bytes_before)} -> {size_text(found.bytes_after)}")
     console.print(table)
     console.print("load the model with")
     console.print_code(found.snippet)
@@ -66,7 +67,7 @@ def print_kernels(found: Kernels) -> None:
 def print_bench(found: Bench) -> None:
     """Print the result of `bench_model`."""
     console = Terminal()
-    threads = "the runtime's threads" if found.threads == 0 else f"{found.threads} thread(s)"
+    threads = threads_text(found.threads)
     timed, other = found.timed, found.other
     where = f"{found.runtime}, batch {found.batch}, {threads}, {found.data}"
     lines = [f"{timed.model}, {where}:", _times(timed)]

@@ -366,7 +366,7 @@ def test_python_leaves_the_path_as_it_was(python_file: str) -> None:
     [
         ("generat", UnknownNameError, r"no object in .*\.py named 'generat'; did you mean 'generate'"),
         ("broken", DataError, r"\.py:broken: failed at sample 1: KeyError: .disk.nfull."),
-        ("nothing", DataError, r"\.py:nothing: a int is neither an iterable of feeds nor a callable"),
+        ("nothing", DataError, r"\.py:nothing: an int is neither an iterable of feeds nor a callable"),
     ],
 )
 def test_python_file_refusals(python_file: str, name: str, error: type[RequantError], problem: str) -> None:
@@ -556,7 +556,7 @@ def test_data_sets_that_are_refused(data: Any, inputs: list[InputSpec], problem:
         ("missing", r"missing: no such file or folder; a data source is FILE.npz, .*PACKAGE.MODULE:NAME"),
         ("there.txt", r"there.txt: cannot be read as data; a data source is FILE.npz"),
         (b"x", r"bytes are no data source"),
-        (3, r"a int is neither an iterable of feeds nor a callable"),
+        (3, r"an int is neither an iterable of feeds nor a callable"),
         ({"x": rows(1, 3)}, r"a single feed; pass an iterable"),
     ],
     ids=["npz", "npz-split", "py", "text", "kind", "bytes", "number", "feed"],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from requant import Calibrator, Options, RequantError, transform_model
+from requant import Calibrator, Options, RequantError, UnknownNameError, transform_model
 from requant.system.given import names_of
 
 MODEL = Path(__file__).parents[2] / "sample_models/digits.onnx"
@@ -68,3 +68,8 @@ def test_names_are_texts() -> None:
     for value in ("ab", b"ab", 5, ["a", 5]):
         with pytest.raises(RequantError, match=r"^tensors must be a sequence of names"):
             names_of(value, "tensors")
+
+
+def test_an_unknown_tensor_is_refused_at_once() -> None:
+    with pytest.raises(UnknownNameError, match=r"^no tensor named 'zzz'"):
+        Calibrator(str(MODEL), ["zzz"])

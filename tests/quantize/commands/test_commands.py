@@ -621,7 +621,7 @@ BAD_SOURCES = {
     ),
     "other name": ("def feed():\n    yield {}\n", "did you mean 'feed'?"),
     "no code": ("def feeds(:\n", "SyntaxError"),
-    "no feeds": ("feeds = 3\n", "a int is neither an iterable of feeds nor a callable"),
+    "no feeds": ("feeds = 3\n", "an int is neither an iterable of feeds nor a callable"),
     "nothing": ("def feeds():\n    return iter(())\n", "holds no samples"),
     "none": ("def feeds():\n    pass\n", "feeds"),
     "arguments": ("def feeds(n):\n    yield {}\n", "TypeError"),

@@ -131,8 +131,8 @@ def test_its_name_has_version_and_precision(capsys: pytest.CaptureFixture[str]) 
     assert machine.described == str(identity)
     print_costs([Costs(machine), Costs(STOCK.machine(1))])
     printed = capsys.readouterr().out
-    assert f"{identity}, 1 thread(s)" in printed
-    assert f"{STOCK.identity}, 1 thread(s)" in printed
+    assert f"{identity}, 1 thread" in printed
+    assert f"{STOCK.identity}, 1 thread" in printed
     assert "ONNX Runtime OpenVINO" not in printed
     assert STOCK.machine(1).described == str(STOCK.identity)
     assert costs.path_of(machine) != costs.path_of(STOCK.machine(1))

@@ -420,7 +420,7 @@ def test_json_tells_what_was_measured_and_how_to_load_it(tmp_path: Path, model: 
 def test_people_get_a_table_on_stdout(tmp_path: Path, model: Path) -> None:
     result = invoke("compile", model, "-o", tmp_path / "out.onnx")
     assert (result.exit_code, result.stderr) == (0, "")
-    for word in ("compiled for", ort.__version__, "equal bit for bit on ", "load ", "run, 1 threads", "import onnx"):
+    for word in ("compiled for", ort.__version__, "equal bit for bit on ", "load ", "run, 1 thread", "import onnx"):
         assert word in result.stdout
 
 
