@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 
 from requant.system.imports import forget_empty_paths
 
@@ -14,9 +13,11 @@ third of the time of a model of 20,000 nodes is spent on visiting them."""
 
 def run() -> None:
     """Run the command line of this process in a child process, and end with its exit code; never returns."""
+    forget_empty_paths()  # before anything else is imported
+    import signal
+
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
-    forget_empty_paths()  # before anything else is imported
     from requant.system.supervisor import supervised
 
     supervised(_command)

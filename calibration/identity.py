@@ -69,12 +69,10 @@ def _attribute_parts(attribute: ir.Attr, data: Callable[[bytes], None]) -> Itera
     if attribute.is_ref():
         yield f"reference {attribute.ref_attr_name}"
         return
-    several = isinstance(attribute.value, (list, tuple))
-    if several and len(attribute.value) > LONG and not isinstance(attribute.value[0], (ir.Graph, ir.TensorProtocol)):
-        yield repr(tuple(attribute.value))
-        yield "end"
-        return
-    for value in attribute.value if several else [attribute.value]:
+    values = attribute.value if isinstance(attribute.value, (list, tuple)) else [attribute.value]
+    if len(values) > LONG and not isinstance(values[0], (ir.Graph, ir.TensorProtocol)):
+        values = [tuple(values)]
+    for value in values:
         if isinstance(value, ir.Graph):
             yield from _graph_parts(value, data)
         elif isinstance(value, ir.TensorProtocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 
 import numpy as np
 
@@ -34,12 +34,12 @@ def kept(rows: Rows, limit: int = LIMIT) -> Rows:
         if known is not None:
             yield from known
             return
-        begun = memory.first() if picked is None else []
-        yield from begun  # the data are opened only if somebody wants more than the first samples
-        samples = rows.read(picked)
-        for _ in begun:
-            next(samples, None)
-        for position in count(len(begun)) if picked is None else picked:
+        begun = 0
+        for first in memory.first() if picked is None else ():
+            yield first  # the data are opened only if somebody wants more than the first samples
+            begun += 1
+        samples = islice(rows.read(picked), begun, None)
+        for position in count(begun) if picked is None else picked:
             sample = next(samples, None)
             if sample is None:
                 memory.end = position

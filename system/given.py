@@ -26,9 +26,8 @@ def names_of(value: object, what: str) -> tuple[str, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise RequantError(f"{what} must be a sequence of names, not {value!r}")
     names = tuple(value)
-    odd = next((name for name in names if not isinstance(name, str)), "")
-    if odd != "":
-        raise RequantError(f"{what} must be a sequence of names, and {odd!r} is {kind_of(odd)}")
+    for name in names:
+        check_kind(name, str, f"{what} must be a sequence of names, which are texts")
     return names
 
 

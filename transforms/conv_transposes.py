@@ -32,6 +32,6 @@ def has_whole_strides(node: ir.Node, weights: ir.TensorProtocol | None) -> bool:
     kernels = weights.shape.numpy()[2:]
     more = [kernels[i] - strides[i] - pads[i] - pads[i + 2] + longer[i] for i in range(2)]
     cut = any(max(pads[i], pads[i + 2]) >= kernels[i] for i in range(2))
-    if cut or max(longer) > FARTHEST or weights.size // weights.shape.numpy()[1] > DEEPEST:
-        return False
-    return max(strides) <= LONGEST and not any(each % step for each, step in zip(more, strides, strict=True))
+    whole = not any(each % step for each, step in zip(more, strides, strict=True))
+    near = not cut and max(longer) <= FARTHEST and max(strides) <= LONGEST
+    return whole and near and weights.size // weights.shape.numpy()[1] <= DEEPEST

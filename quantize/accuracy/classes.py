@@ -212,7 +212,8 @@ class Tally:
         self.sure += top
         self.classes = scores.shape[-1]
         self.sound = self.sound and (sample.label is not None or are_probabilities(scores.reshape(-1, self.classes)))
-        self.seen.update(expected.reshape(-1).tolist())
+        classes, counts = np.unique(expected, return_counts=True)  # of a map with a million pixels
+        self.seen.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
         self.maps = self.maps or (scores.ndim > SEQUENCE and expected.size != _items(sample))
         return expected, actual
 

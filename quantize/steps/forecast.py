@@ -13,9 +13,8 @@ from ..corrections.rounding import SPARSE, multiplications
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
-from ..placement.estimates import runs_in
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
-from ..placement.runs import samples_for
+from ..placement.runs import runs_for, samples_for
 from ..placement.search import LEAST_MS
 from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP
 from .evidence import EVIDENCE, RESCUE
@@ -108,8 +107,7 @@ def _seconds_of_run(job: Job) -> float:
     """Return the least time of three runs; of a large model, its time by built-in costs."""
     feed = job.feed or {}
     if job.weights.large:
-        sizes = {name: math.prod(shape) for name, shape in fed_shapes(job.simple, feed).items()}
-        return 1 / runs_in(1.0, job.all_int8_plan.units, nodes_by_name(job.simple), sizes)
+        return 1 / runs_for(job, feed, 1.0)
     run, least = job.opened.runner(1), math.inf
     for _ in range(3):
         began = time.perf_counter()

@@ -33,7 +33,7 @@ MODEL = Path(__file__).parents[2] / "sample_models/digits.onnx"
         ({"scheme": None}, "scheme must be a Scheme, not None"),
         ({"selection": None}, "selection must be a Selection, not None"),
         ({"execution": None}, "execution must be an Execution, not None"),
-        ({"corrections": (5,)}, "corrections must be a sequence of names, and 5 is an int"),
+        ({"corrections": (5,)}, "corrections must be a sequence of names, which are texts, not an int"),
         ({"force": "no"}, "force must be True or False, not a str"),
         ({"effort": None}, "effort must be a text, not None"),
     ],

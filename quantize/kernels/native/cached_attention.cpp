@@ -58,7 +58,7 @@ class CachedAttentionKernel {
         interleaved_(node.attribute("interleaved", 0) != 0),
         causal_(node.attribute("causal", 1) != 0),
         unseen_is_zero_(node.attribute("zero", 1) != 0),
-        window_(std::min<int64_t>(node.attribute("window", 0), INT32_MAX)),
+        window_(std::min<int64_t>(node.attribute("window", 0), INT32_MAX)),  // a longer one hides no key either
         cap_(node.real_attribute("cap", 0)),
         sink_(node.attribute("smooth", 0) != 0 ? 0 : -INFINITY) {
     require(heads_ > 0 && shared_ > 0 && heads_ <= INT32_MAX && heads_ % shared_ == 0, "heads must be a multiple of shared");
