@@ -53,7 +53,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # `python -m requant` looks for modules in the current folder first. argv begins with -m only while Python looks for
 # the module that it will run, which is then the argument in front of the program's own.
 _RUN = sys.orig_argv[-len(sys.argv)].removeprefix("-m") if sys.argv[:1] == ["-m"] else ""
-if _RUN.partition(".")[0] == __name__ and not sys.flags.safe_path and sys.path[0] == os.getcwd():
+try:
+    _HERE = os.getcwd()
+except FileNotFoundError:  # removed
+    _HERE = ""
+if _RUN.partition(".")[0] == __name__ and not sys.flags.safe_path and sys.path[0] == _HERE:
     del sys.path[0]  # the first alone: PYTHONPATH may name the folder too
 
 NATIVE_DOMAIN = "ai.requant"

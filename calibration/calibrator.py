@@ -181,7 +181,6 @@ class Calibrator:
 
     def _rule(self, text: str) -> Rule:
         """Return a rule for which the statistics suffice."""
-        check_kind(text, str, "a rule must be a text such as 'mse'")
         rule = parse_rule(text)
         if rule.needs_histogram and not self.histogram:
             raise RequantError(f"the rule {rule} needs histograms, and this calibrator has histogram=False")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import RequantError
-from ..system.given import check_kind
+from ..system.given import settle_fields
 
 HISTOGRAM_VALUES = 1 << 14
 """The most values of a tensor that a histogram counts per sample: 8 times the number of bins."""
@@ -58,20 +58,17 @@ class Execution:
         """Check the numbers.
 
         Raises:
-            RequantError: A number is out of range.
+            RequantError: A value is of another type, or a number is out of range.
         """
+        settle_fields(self)
         for name, number in (
             ("batch", self.batch),
             ("workers", self.workers),
             ("memory limit", self.memory_limit),
             ("histogram values", self.histogram_values),
         ):
-            if number is not None:
-                check_kind(number, int, f"{name} must be a whole number")
             if number is not None and number < 1:
                 raise RequantError(f"{name} must be at least 1, not {number}")
-        if self.executor is not None and not callable(self.executor):
-            check_kind(self.executor, Executor, "the executor must be one of concurrent.futures, or make one")
         if self.first < 0:
             raise RequantError(f"the first position must be at least 0, not {self.first}")
         part, parts = self.shard

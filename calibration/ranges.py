@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from .. import RequantError, UnknownNameError
+from ..system.given import check_kind
 from .histogram import Histogram, Statistic
 from .precision import Precision
 from .rule_aciq import aciq
@@ -192,6 +193,7 @@ def parse_rule(text: str) -> Rule:
         UnknownNameError: There is no such rule.
         RequantError: The number is malformed or out of bounds, or the rule takes none.
     """
+    check_kind(text, str, "a rule must be a text such as 'mse'")
     match = re.fullmatch(r"\s*([^\s(=]+)\s*(?:\((.*)\)|=(.*))?\s*", text)
     if match is None:
         raise RequantError(f"cannot read the range rule {text!r}; write a name or name(number), e.g. percentile(99.9)")

@@ -261,6 +261,8 @@ def as_array(value: object, where: str) -> Array:
         array = np.asarray(numpy() if callable(numpy) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{where}: not an array: {' '.join(str(error).split())}") from error
+    if array.dtype == object and array.size and all(isinstance(each, str) for each in array.flat):
+        array = array.astype(np.str_)  # pandas holds texts as objects
     if array.dtype.hasobject:
         raise DataError(f"{where}: an array of Python objects; expected numbers")
     return array

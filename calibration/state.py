@@ -19,12 +19,14 @@ MARKS: Mapping[str, tuple[re.Pattern[str], ...]] = {
         re.compile(rf"(?:{AFTER})[._/-]+(?P<stem>.+)"),
         re.compile(rf"(?P<stem>.+?)[._/-]+(?:{AFTER}|n|o)"),
         re.compile(r"(?P<stem>[a-z]\d*|states?|hidden|cell|memory|cache)[no]"),
+        re.compile(rf"(?P<stem>.+?)[._/-]+(?:{AFTER})(?P<number>[._/-]+\d.*)"),
         re.compile(r"present(?P<stem>)"),
     ),
     "input": (
         re.compile(rf"(?:{BEFORE})[._/-]+(?P<stem>.+)"),
         re.compile(rf"(?P<stem>.+?)[._/-]+(?:{BEFORE}|0|i)"),
         re.compile(r"(?P<stem>[a-z]\d*|states?|hidden|cell|memory|cache)[0i]"),
+        re.compile(rf"(?P<stem>.+?)[._/-]+(?:{BEFORE})(?P<number>[._/-]+\d.*)"),
         re.compile(r"past(?P<stem>)"),
     ),
 }
@@ -137,8 +139,8 @@ def recognised(inputs: Sequence[InputSpec], outputs: Sequence[InputSpec]) -> tup
     """Return the links that follow from names, types and shapes, in the order of the inputs.
 
     The names of an output and of an input have the same stem: ``present.0.key`` and ``past_key_values.0.key``, ``hn``
-    and ``h0`` or ``h``, ``stateN`` and ``state``, ``new_x`` and ``x``, ``x_out`` and ``x_in``. A pair counts only if
-    neither of the two fits another tensor. At least one input and one output must be left for the data: if there are
+    and ``h0`` or ``h``, ``stateN`` and ``state``, ``new_x`` and ``x``, ``x_out_0`` and ``x_in_0``. A pair counts only
+    if neither of the two fits another tensor. At least one input and one output must be left for the data: if there are
     none, only pairs whose stem names a state count, and if there are still none, no pair.
 
     >>> import numpy as np
@@ -172,4 +174,4 @@ def _fitting(before: InputSpec, outputs: Sequence[InputSpec]) -> Iterator[tuple[
 def _stems(name: str, side: str) -> set[str]:
     """Return what is left of a name without a mark of its side."""
     matches = (pattern.fullmatch(name.lower()) for pattern in MARKS[side])
-    return {match["stem"] for match in matches if match}
+    return {match["stem"] + match.groupdict().get("number", "") for match in matches if match}

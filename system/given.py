@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .. import RequantError
+
+Kind = TypeVar("Kind")
 
 
 def names_of(value: object, what: str) -> tuple[str, ...]:
@@ -56,8 +58,45 @@ def check_kind(value: object, kind: type | tuple[type, ...], wanted: str) -> Non
         raise RequantError(f"{wanted}, not {kind_of(value)}")
 
 
-def check_fields(given: Any) -> None:
-    """Refuse a value of another type than its field in a dataclass has.
+def usual(given: Kind | None, kind: type[Kind], what: str = "options") -> Kind:
+    """Return an argument, or the default instance of its type if it is None.
+
+    Args:
+        given: The argument.
+        kind: A dataclass whose fields all have defaults.
+        what: The name of the argument, for the error.
+
+    Raises:
+        RequantError: It is of another type.
+    """
+    if given is None:
+        return kind()
+    check_kind(given, kind, f"{what} must be {_with_article(kind.__name__)}")
+    return given
+
+
+def whole(value: object, what: str, least: int) -> int:
+    """Return an integer as Python's own.
+
+    Args:
+        value: An integer, perhaps of numpy.
+        what: Its name, for the error.
+        least: The least one.
+
+    Raises:
+        RequantError: It is no integer, or below the least one.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise RequantError(f"{what} must be an integer, not {kind_of(value)}")
+    if value < least:
+        raise RequantError(f"{what} must be at least {least}, not {value}")
+    return int(value)
+
+
+def settle_fields(given: Any) -> None:
+    """Refuse a value of another type than its field in a dataclass has, and make numbers of numpy Python's own.
+
+    JSON holds no others.
 
     Args:
         given: An instance of the dataclass. An integer may be any integral number, a float any real one, and a tuple
@@ -68,12 +107,22 @@ def check_fields(given: Any) -> None:
     """
     for name, kinds in _kinds(given.__class__).items():
         value = getattr(given, name)
-        if not isinstance(value, kinds):
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = [WORDS.get(kind) or _with_article(kind.__name__) for kind in kinds if kind is not list]
             raise RequantError(f"{name} must be {' or '.join(wanted)}, not {kind_of(value)}")
+        object.__setattr__(given, name, _plain(value))
 
 
-WORDS: dict[type, str] = {
+def _plain(value: Any) -> Any:
+    """Return a number, or numbers in a list or a tuple, as Python's own; anything else as it is."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+WORDS: dict[Any, str] = {
     NoneType: "None",
     str: "a text",
     os.PathLike: "a path",
@@ -81,6 +130,8 @@ WORDS: dict[type, str] = {
     Real: "a number",
     bool: "True or False",
     tuple: "a tuple",
+    Mapping: "a mapping",
+    Callable: "a function",
 }
 """What types of fields are called in an error; others by their names."""
 

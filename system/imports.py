@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 SAFE, PATHS = "PYTHONSAFEPATH", "PYTHONPATH"
 
@@ -23,9 +23,10 @@ def forget_empty_paths() -> None:
     kept = [entry for entry in named if entry]
     if len(kept) == len(named):
         return
-    here = os.getcwd()
-    if here not in map(os.path.abspath, kept):
-        sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
+    with suppress(FileNotFoundError):  # the folder has been removed
+        here = os.getcwd()
+        if here not in map(os.path.abspath, kept):
+            sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
     os.environ[PATHS] = os.pathsep.join(kept)
 
 

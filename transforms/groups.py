@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .. import UnknownNameError
+from ..system.given import kind_of
 from .registry import TransformError
 
 NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -45,8 +46,11 @@ def join(group: str, phase: int, step: str) -> None:
         step: One transform as a pipeline writes it: ``"remove_nodes(op=Identity)"``.
 
     Raises:
-        TransformError: The name of the group is not valid, or the group has the same step in this phase already.
+        TransformError: The name of the group is not valid, the phase is no integer, or the group has the same step
+            in this phase already.
     """
+    if not isinstance(phase, int):
+        raise TransformError(f"the phase of {step} must be an integer, not {kind_of(phase)}")
     if not NAME.fullmatch(group):
         raise TransformError(f"no group can be named {group!r}: a name is made of letters, digits and '_'")
     member = Member(phase, step)

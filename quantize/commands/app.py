@@ -184,6 +184,8 @@ def shows_tables() -> bool:
 
 def _reason(error: RequantError | OSError | MemoryError) -> str:
     """Return what went wrong; an OSError without a file that no reader or writer has explained is mostly stdout's."""
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # of os.getcwd
+        return "the current folder has been removed; change to another one"
     if isinstance(error, OSError):
         where = error.filename or ("standard output" if error.errno == errno.ENOSPC else type(error).__name__)
         return f"{where}: {error.strerror or error}"

@@ -51,6 +51,8 @@ def json_alone() -> Iterator[None]:
             descriptor = stdout.fileno()
         except (OSError, ValueError):  # no file of the system, as in a notebook
             own = stdout
+        except AttributeError:  # None: it is closed, and nobody reads the JSON
+            own = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
         else:
             saved = os.dup(descriptor)
             own = stack.enter_context(open(saved, "w", encoding=stdout.encoding, errors=stdout.errors))

@@ -11,6 +11,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from ... import RequantError, UnknownNameError
 from ...calibration.session import Array
+from ...system.given import settle_fields, whole
 from ...system.numbers import whole_number
 from ...transforms.fold_constants import fold_constants
 from ...transforms.graph import LARGE, constant, plain_shape, quiet
@@ -41,6 +42,21 @@ class Lengths:
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no length.
+
+        Raises:
+            RequantError: A length is no integer, or below 0.
+        """
+        settle_fields(self)
+        dims = {name: whole(length, f"the length of axis {name!r}", 0) for name, length in self.dims.items()}
+        shapes = {
+            name: tuple(whole(length, f"a length of input {name!r}", 0) for length in shape)
+            for name, shape in self.shapes.items()
+        }
+        object.__setattr__(self, "dims", dims)
+        object.__setattr__(self, "shapes", shapes)
 
     def __bool__(self) -> bool:
         """Whether any length is given."""

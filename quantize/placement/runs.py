@@ -13,7 +13,7 @@ from .estimates import runs_in
 
 MOST_SAMPLES = 64
 """The number of samples that judge a model, or that its weights are corrected on, at most."""
-RUNNING = 30.0
+RUNNING = 6.0
 """How long these samples may take in the float model, in seconds by built-in costs; at least `FEW` of them are used.
 
 A network of U-Net's kind for images of 1024 x 1024 pixels has 10^12 products. Each of its outputs has as many values as

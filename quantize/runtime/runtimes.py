@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ... import RequantError, UnknownNameError
 from ...calibration.session import Array, ModelSource
+from ...system.given import settle_fields
 from .machine import Machine
 from .profile import Profile, profiled
 from .session import Runner
@@ -133,11 +134,12 @@ class Setting:
         return self.runtime if self.precision == DEFAULT else f"{self.runtime} ({self.precision})"
 
     def __post_init__(self) -> None:
-        """Refuse a number of threads below 0.
+        """Refuse values of another type, and a number of threads below 0.
 
         Raises:
-            RequantError: It is.
+            RequantError: There is one.
         """
+        settle_fields(self)
         if self.threads < 0:
             raise RequantError(f"threads must be 0 (the runtime chooses) or more, not {self.threads}")
 

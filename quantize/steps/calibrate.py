@@ -16,6 +16,7 @@ from ...calibration.log import check_names, log_text
 from ...calibration.runner import LOG_MARK, run_logged
 from ...calibration.sources import DataSource
 from ...calibration.state import Link
+from ...system.given import kind_of, usual
 from ..model.files import load_model, staging
 from ..options.options import Options
 from ..runtime.inputs import open_data
@@ -46,7 +47,7 @@ def calibrate_model(
     Raises:
         RequantError: The model, the data or the options cannot be used, or no tensor could become uint8.
     """
-    options = options or Options()
+    options = usual(options, Options)
     if options.ranges is not None:
         raise RequantError(f"{model}: calibration computes ranges; give existing ranges to quantize")
     scratch = options.execution.scratch
@@ -103,6 +104,8 @@ def merge_ranges(paths: Sequence[Path_]) -> Calibration:
     Raises:
         RequantError: A file cannot be read, the files are of different models or settings, or they share data.
     """
+    if isinstance(paths, (str, os.PathLike)):
+        raise RequantError(f"paths must be a sequence of range files, not {kind_of(paths)}")
     file = merge_files([load_ranges(path) for path in paths])
     return Calibration(file, inspect_file(file))
 

@@ -632,8 +632,10 @@ def test_conversions_that_are_refused(array: Array, wanted: np.dtype[Any]) -> No
         list(open_source([{"x": array}], [InputSpec("x", wanted, (None,))]))
 
 
-def test_texts_of_any_length_are_fed() -> None:
-    (sample,) = open_source([{"x": np.array(["ab", "c"])}], [InputSpec("x", np.dtype(np.str_), ("N",))])
+@pytest.mark.parametrize("dtype", [np.str_, object], ids=["texts", "objects, as of pandas"])
+def test_texts_of_any_length_are_fed(dtype: Any) -> None:
+    given = np.array(["ab", "c"], dtype)
+    (sample,) = open_source([{"x": given}], [InputSpec("x", np.dtype(np.str_), ("N",))])
     assert sample.feed["x"].tolist() == ["ab", "c"]
 
 

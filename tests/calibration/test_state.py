@@ -41,10 +41,13 @@ def links(inputs: list[InputSpec], outputs: list[InputSpec]) -> list[str]:
         ("ids past_0 past_1", "logits present_0 present_1", "present_0=past_0 present_1=past_1"),
         ("ids past", "logits present", "present=past"),
         ("x a_in b_in", "y a_out b_out", "a_out=a_in b_out=b_in"),
+        ("x cache_in_0 cache_in_1", "y cache_out_0 cache_out_1", "cache_out_0=cache_in_0 cache_out_1=cache_in_1"),
+        ("x layer.in.0.h", "y layer.out.0.h", "layer.out.0.h=layer.in.0.h"),
         # no state: the main input and output
         ("x", "y", ""),
         ("input", "output", ""),
         ("x_in", "x_out", ""),
+        ("x_in_0", "x_out_0", ""),
         ("sample timestep", "out_sample", ""),
         ("x_in", "x_out score", ""),
         # all pairs fit, but data need an input: only the pair that names a state

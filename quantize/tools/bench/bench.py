@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from .... import RequantError
 from ....calibration.session import LARGE, Array, input_specs, open_session
 from ....calibration.sources import DataSource
+from ....system.given import settle_fields, usual, whole
 from ...model.files import load_model, size_on_disk
 from ...model.shapes import Lengths, open_axes, resolve
 from ...runtime.clock import Clock, Times, doubt, race, uncertainty
@@ -142,6 +144,14 @@ class Search:
     seconds: float = 10.0
     threads: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse values of another type.
+
+        Raises:
+            RequantError: There is one.
+        """
+        settle_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -160,6 +170,17 @@ class Load:
     seconds: float = 2.0
     lengths: Lengths = field(default_factory=Lengths)
     profile: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse values of another type, and numbers out of range.
+
+        Raises:
+            RequantError: There is one.
+        """
+        settle_fields(self)
+        whole(self.batch, "batch", 1)
+        if not 0 <= self.seconds < math.inf:
+            raise RequantError(f"seconds must be 0 or more, not {self.seconds:g}")
 
 
 def bench_model(
@@ -185,9 +206,7 @@ def bench_model(
         RequantError: A model cannot be loaded or run, or was compiled for another machine; the data do not fit; or a
             length is unknown; or what only ONNX Runtime has is asked of another runtime.
     """
-    load = load or Load()
-    if load.batch < 1:
-        raise RequantError(f"batch must be at least 1, not {load.batch}")
+    load = usual(load, Load, "load")
     models = [Path(path), *([Path(other)] if other is not None else [])]
     runtime = load.setting.opened()
     if runtime is not STOCK:

@@ -20,6 +20,7 @@ from ....calibration.newer import lower
 from ....calibration.samples import Sample
 from ....calibration.session import Array, open_session
 from ....calibration.sources import DataSource, Source
+from ....system.given import whole
 from ....system.notes import note_written
 from ....system.regular import check_replaceable
 from ...accuracy.classes import Outputs
@@ -183,6 +184,7 @@ def compile_model(
     Raises:
         RequantError: The model cannot be compiled; nothing was written.
     """
+    threads = whole(threads, "threads", 0)
     library = native_library(kernels, output)
     check_output(output, path, force=force)
     original, weights = _original(path, output)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
+from ....system.given import usual
 from ....transforms.verify import Port, signature
 from ...model.files import load_model
 from .diff_graphs import Difference, Ignored, Kind, graph_differences
@@ -59,7 +60,7 @@ def diff_models(
     Raises:
         RequantError: A file is not a model.
     """
-    ignored = ignored or Ignored()
+    ignored = usual(ignored, Ignored, "ignored")
     one, other = load_model(first, in_place=True), load_model(second, in_place=True)
     hashes = Hashes()
     found = [*_headers(one, other, ignored), *_ports(one, other, ignored)]

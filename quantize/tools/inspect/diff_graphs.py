@@ -10,6 +10,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from ....calibration.bodies import graphs_in
+from ....system.given import settle_fields
 from ....transforms.graph import node_name
 from .diff_hashes import GraphLike, Hashes, is_constant, trimmed
 from .diff_pairs import Pairs, changed_pairs, equal_pairs, pairs_by_name
@@ -35,6 +36,14 @@ class Ignored:
     order: bool = False
     metadata: bool = False
     versions: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values of another type.
+
+        Raises:
+            RequantError: There is one.
+        """
+        settle_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

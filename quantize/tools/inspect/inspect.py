@@ -15,6 +15,7 @@ import onnx_ir as ir
 from .... import RequantError
 from ....calibration.bodies import bodies_of
 from ....calibration.sources import DataSource
+from ....system.given import usual
 from ....transforms.graph import constant, every_node, node_name
 from ....transforms.tensors import external_tensors
 from ....transforms.verify import Port, signature
@@ -179,12 +180,13 @@ def inspect_model(
     Raises:
         RequantError: The file is not a model, or lengths or data do not fit it.
     """
+    lengths = usual(lengths, Lengths, "lengths")
     model = load_model(path, in_place=True)
     if data is not None:
         if lengths:
             raise RequantError("lengths of axes are given twice, as options and by data; give one of the two")
         lengths = Lengths.of(next(iter(open_data(path, data))).feed)
-    found = shaped(model, lengths or Lengths())
+    found = shaped(model, lengths)
     nodes = tuple(_facts(found, found.model.graph))
     depends = free_axes(found.model)
     macs = _total(found.model.graph, {(node.inside, node.name): node.macs for node in nodes}, ())

@@ -444,6 +444,25 @@ def test_streams_and_exit_codes_of_the_process(tmp_path: Path, model: Path, data
     assert output.read_bytes() == before
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ('"$1" -m requant inspect "$2" --json >&-', 0, ""),
+        (
+            'mkdir gone; cd gone; rmdir ../gone; "$1" -m requant transform "$2" out.onnx --transforms fold_constants',
+            2,
+            "requant: the current folder has been removed; change to another one\n",
+        ),
+    ],
+    ids=["stdout is closed", "the current folder is gone"],
+)
+def test_a_shell_that_took_something_away(tmp_path: Path, model: Path, line: str, code: int, says: str) -> None:
+    command = ["sh", "-c", line, "sh", sys.executable, str(model)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", says)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
 def test_progress_is_shown_where_stderr_is_a_terminal(tmp_path: Path, model: Path, data: Path) -> None:
     terminal, stderr = os.openpty()
