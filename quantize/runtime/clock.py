@@ -89,6 +89,19 @@ def clock_of(threads: int) -> Clock:
     return "cpu" if threads == 1 and sys.platform != "win32" else "wall"
 
 
+def alone(run: Run, *, seconds: float, threads: int = 0) -> Times:
+    """Call a function until `seconds` have passed, at least `FEW_ROUNDS` times, and return the times.
+
+    Args:
+        run: The function to time.
+        seconds: How long it is timed.
+        threads: Threads inside one operator. With one thread CPU time counts, else wall time.
+    """
+    clock = clock_of(threads)
+    times = _block(run, seconds, time.thread_time if clock == "cpu" else time.perf_counter, FEW_ROUNDS)
+    return Times(tuple(spent for spent, _ in times), clock, math.fsum(wall for _, wall in times))
+
+
 def interleave(runs: Sequence[Run], *, seconds: float = 2.0, block: float = 0.0, threads: int = 0) -> list[Times]:
     """Call each of `runs` in turn, up to `TURN` times, until `seconds` have passed, and return the times of each.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import time
 from collections.abc import Mapping
+from functools import partial
 
+from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.ops import OPS
 from ..corrections.rounding import SPARSE, multiplications
@@ -16,7 +16,7 @@ from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
 from ..placement.runs import runs_for, samples_for
 from ..placement.search import LEAST_MS
-from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP
+from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP, alone
 from .evidence import EVIDENCE, RESCUE
 
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
@@ -27,6 +27,8 @@ PRODUCT = 1e-10  # seconds for one multiplication of learned rounding
 LOADED = 0.006  # seconds for one unit of a plan: writing, loading and reading its profile
 PROFILES = 9  # plans that are profiled: float, each integer form, rules, and those of the costs
 PLANS = 8  # plans that are timed in turns; then the best one beside the same without native operators
+PROBED = 0.1  # seconds for which runs are timed for the forecast
+LEAST_SHARE = 0.05  # the least share of a processor that is believed: a pause of the machine is no crowd
 REPEATED = 1.5  # measurements until the times are sure, the first one included
 RELIEVED = 2  # models that the relief of a model makes until one keeps the promise
 
@@ -41,10 +43,16 @@ def forecast(job: Job) -> dict[str, float]:
     """
     if job.feed is None or job.source is None:
         return {}
-    run, sizes = _seconds_of_run(job), {n: math.prod(s) for n, s in fed_shapes(job.simple, job.feed).items()}
+    run, crowd = _run_and_crowd(job, job.feed)
+    return {stage: crowd * seconds for stage, seconds in _stages(job, job.feed, run).items()}
+
+
+def _stages(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]:
+    """Return the seconds of the stages from the seconds of one run, for a process that has a processor for itself."""
+    sizes = {n: math.prod(s) for n, s in fed_shapes(job.simple, feed).items()}
     effort, tensors = EFFORTS[job.options.effort], job.all_int8_plan.quantized
     found = {"compare": samples_for(job) * run * (2 if effort.seconds else 1)}
-    if job.static and job.source.length is not None:
+    if job.static and job.source is not None and job.source.length is not None:
         elements = sum(sizes.get(name, 0) for name in tensors)
         rule = job.supply.rule
         passes = BINNED if rule is not None and rule.needs_histogram else 1.0
@@ -60,8 +68,7 @@ def forecast(job: Job) -> dict[str, float]:
         found["measure costs"] = PROFILES * TURNS * (load + profiled) * len(job.loads)
         races = (PLANS * load + _in_turns(run, count, job.options.seconds) for count in (PLANS, 2))
         found["compare placements"] = math.fsum(races) * len(job.loads)
-    crowd = _crowd()
-    return {stage: crowd * seconds for stage, seconds in found.items()}
+    return found
 
 
 def forecast_relief(job: Job, *, tries: bool) -> dict[str, float]:
@@ -71,14 +78,16 @@ def forecast_relief(job: Job, *, tries: bool) -> dict[str, float]:
         job: The job.
         tries: Whether it begins with trials of single tensors.
     """
-    every = forecast(job)
+    if job.feed is None or job.source is None:
+        return {}
+    run, crowd = _run_and_crowd(job, job.feed)
+    every = _stages(job, job.feed, run)
     compared = every.get("compare", 0.0) / (2 if EFFORTS[job.options.effort].seconds else 1)
     corrected = every.get("correct weights", 0.0)
     found = {"correct weights": RELIEVED * corrected, "compare": RELIEVED * compared, "time": every.get("time", 0.0)}
-    if tries and every:
-        trials = _trials(job, _seconds_of_run(job), RESCUE)
-        found |= {stage: _crowd() * seconds for stage, seconds in trials.items()}
-    return {stage: seconds for stage, seconds in found.items() if seconds}
+    if tries:
+        found |= _trials(job, run, RESCUE)
+    return {stage: crowd * seconds for stage, seconds in found.items() if seconds}
 
 
 def _trials(job: Job, run: float, limit: float) -> dict[str, float]:
@@ -97,23 +106,16 @@ def _in_turns(run: float, models: int, seconds: float) -> float:
     return REPEATED * (warm_up + max(least, min(seconds, MOST_ROUNDS * turn)))
 
 
-def _crowd() -> float:
-    """Return how many processes want each processor, at least 1."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return max(load / (os.cpu_count() or 1), 1.0)
+def _run_and_crowd(job: Job, feed: Mapping[str, Array]) -> tuple[float, float]:
+    """Return the seconds of one run, and how many processes share the processor that runs it, at least 1.
 
-
-def _seconds_of_run(job: Job) -> float:
-    """Return the least time of three runs; of a large model, its time by built-in costs."""
-    feed = job.feed or {}
+    A run takes the least CPU time of several runs. All runs wait for the processor while others have it: their wall
+    time over their CPU time. A large model is not run: its time follows from built-in costs.
+    """
     if job.weights.large:
-        return 1 / runs_for(job, feed, 1.0)
-    run, least = job.opened.runner(1), math.inf
-    for _ in range(3):
-        began = time.perf_counter()
-        run(feed)
-        least = min(least, time.perf_counter() - began)
-    return least
+        return 1 / runs_for(job, feed, 1.0), 1.0
+    times = alone(partial(job.opened.runner(1), feed), seconds=PROBED, threads=1)
+    return times.least, 1 / max(1 - times.waited, LEAST_SHARE)
 
 
 def _correcting(job: Job, run: float, sizes: Mapping[str, int]) -> float:

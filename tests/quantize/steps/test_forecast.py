@@ -11,6 +11,7 @@ from requant.quantize import Options
 from requant.quantize.job import Job
 from requant.quantize.placement import runs
 from requant.quantize.placement.runs import samples_for
+from requant.quantize.runtime.clock import Times
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps import forecast as module
 from requant.quantize.steps.forecast import forecast, forecast_relief
@@ -22,8 +23,13 @@ SAMPLES = Path(__file__).parents[3] / "sample_models"
 
 @pytest.fixture(autouse=True)
 def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_seconds_of_run", lambda job: 1e-3)
-    monkeypatch.setattr(module, "_crowd", lambda: 1.0)
+    take(monkeypatch, 1.0)
+
+
+def take(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """Let a run take 1 ms of CPU time, with a share of a processor."""
+    times = Times((1e-3,) * 3, "cpu", wall=3e-3 / share)
+    monkeypatch.setattr(module, "alone", lambda run, seconds, threads: times)
 
 
 def job(folder: Path, data: str | None = f"{SAMPLES / 'digits.npz'}:calib", **options: Any) -> Job:
@@ -48,7 +54,7 @@ def test_what_is_not_measured_takes_no_time(tmp_path: Path) -> None:
 
 def test_other_processes_make_everything_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = forecast(job(tmp_path))
-    monkeypatch.setattr(module, "_crowd", lambda: 3.0)
+    take(monkeypatch, 1 / 3)
     assert forecast(job(tmp_path)) == {stage: pytest.approx(3 * seconds) for stage, seconds in quiet.items()}
 
 
