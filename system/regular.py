@@ -140,7 +140,7 @@ def unreadable(path: AnyPath, error: OSError | ValueError) -> RequantError:
 
 def open_waitless(path: str, flags: int) -> int:
     """Open a file descriptor, without waiting for the other end of a FIFO: an ``opener`` of `open`."""
-    return os.open(path, flags | WAITLESS)
+    return os.open(path, flags | WAITLESS, mode=0o666)  # less the umask, as `open` makes files
 
 
 def _checked(path: AnyPath, status: os.stat_result, noun: str) -> os.stat_result:

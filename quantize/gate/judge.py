@@ -247,8 +247,13 @@ def _alike(one: Statistics, two: Statistics, most: float) -> bool:
 
 def floor_of(before: Speed | None, allowed: Tolerances, machine_differs: str) -> float:
     """Return the least acceptable speed-up; 0 if any is acceptable."""
-    own = before.ratio * (1 - allowed.latency) if before is not None and not machine_differs else 0.0
+    own = _least_of(before, allowed) if before is not None and not machine_differs else 0.0
     return max(own, allowed.speedup or 0.0)
+
+
+def _least_of(before: Speed, allowed: Tolerances) -> float:
+    """Return the least speed-up that is not slower than the baseline."""
+    return before.ratio * (1 - allowed.latency)
 
 
 def slower(rounds: tuple[float, ...], floor: float) -> bool:
@@ -305,7 +310,7 @@ def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) ->
         unlike = ", ".join(filter(None, (unlike, f"batch {before.batch}, here {now.batch}")))
     if unlike:
         yield _with(line, Status.SKIP, f"the baseline is from another machine or setting: {unlike}")
-    elif slower(now.rounds, floor_of(before, allowed, "")):
+    elif slower(now.rounds, _least_of(before, allowed)):
         one, two = before.machine.runtime, now.machine.runtime
         also = "" if one == two else f"; the baseline is from ONNX Runtime {one}, this is {two}"
         yield _with(line, Status.FAIL, f"slower than the baseline in {rounds}{also}")

@@ -82,8 +82,8 @@ def _check_outputs(project: Project) -> None:
     reports = given.get("report", ())
     outputs |= {f"report {each}": each for each in ([reports] if isinstance(reports, str) else reports)}
     own = None if project.path is None else project.path.name
-    made = project.output if project.quantize is None else None
-    inputs = (project.model, made, own, check.get("data"), check.get("labels"), *texts)
+    read = project.output if project.quantize is None else plan_path(project.output)  # the plan decides, if it is there
+    inputs = (project.model, read, own, check.get("data"), check.get("labels"), *texts)
     check_apart(outputs, [each for each in inputs if isinstance(each, (str, os.PathLike))])
     if project.quantize is not None and os.path.exists(project.output):
         try:

@@ -69,17 +69,27 @@ def test_a_project_does_not_overwrite_what_is_no_output_of_it(folder: Path, outp
     assert (folder / output).read_bytes() == before
 
 
-@pytest.mark.parametrize("report", ['"mine.plan.json"', '["mine.plan.json"]'])
-def test_the_report_of_a_project_is_no_input(folder: Path, report: str) -> None:
-    (folder / "mine.plan.json").write_text("edited by hand")
+@pytest.mark.parametrize(
+    ("plan", "written", "options", "told"),
+    [
+        ("mine", 'plan = "mine.plan.json"\nreport = "mine.plan.json"', [], "report mine.plan.json would overwrite"),
+        ("mine", 'plan = "mine.plan.json"\nreport = ["mine.plan.json"]', [], "report mine.plan.json would overwrite"),
+        ("q", "", ["--junit", "q.plan.json"], "junit would overwrite"),
+    ],
+    ids=["a report", "a report of several", "the plan beside the output"],
+)
+def test_the_reports_of_a_project_are_no_inputs(
+    folder: Path, plan: str, written: str, options: list[str], told: str
+) -> None:
+    (folder / f"{plan}.plan.json").write_text("edited by hand")
     (folder / "requant.toml").write_text(
         'model = "digits_mobile.onnx"\noutput = "q.onnx"\n[check]\ndata = "digits.npz:test"\n'
-        f'[quantize]\ndata = "digits.npz:calib"\nplan = "mine.plan.json"\nreport = {report}\n'
+        f'[quantize]\ndata = "digits.npz:calib"\n{written}\n'
     )
-    found = CliRunner().invoke(main, ["check", "requant.toml"])
+    found = CliRunner().invoke(main, ["check", "requant.toml", *options])
     assert found.exit_code == 2
-    assert "report mine.plan.json would overwrite the input 'mine.plan.json'" in found.stderr
-    assert (folder / "mine.plan.json").read_text() == "edited by hand"
+    assert f"{told} the input '{plan}.plan.json'" in found.stderr
+    assert (folder / f"{plan}.plan.json").read_text() == "edited by hand"
 
 
 def test_a_model_that_is_missing_is_refused_before_libraries_are_imported(tmp_path: Path) -> None:

@@ -366,6 +366,12 @@ def test_markdown_is_a_table_and_goes_into_the_summary(
     assert ElementTree.parse(tmp_path / "own.xml").getroot().get("failures") == str(len(broken.findings))
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs the modes of POSIX")
+def test_a_new_summary_is_no_program(broken: Check, tmp_path: Path) -> None:
+    write_outputs(broken, None, None, {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")})
+    assert not (tmp_path / "summary.md").stat().st_mode & 0o111
+
+
 def test_markdown_shows_names_as_they_are(broken: Check) -> None:
     line = replace(broken.findings[0], name="a|b*c", reason="<b>`x`", layers=("`y`",))
     text = markdown(replace(broken, lines=(line,)))

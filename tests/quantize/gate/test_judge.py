@@ -219,6 +219,12 @@ def test_a_speed_that_is_asked_for_is_judged_anywhere() -> None:
     assert not failing(measured(speed=speed), baseline({"speedup": 1.05}))
 
 
+def test_a_speed_below_the_required_one_is_not_slower_than_the_baseline() -> None:
+    now = measured()
+    assert now.speed is not None
+    assert set(failing(now, baseline({"speedup": 2 * now.speed.ratio}))) == {"speedup"}
+
+
 # ------------------------------------------------------------------------------------------------- what fails, and why
 
 
