@@ -255,7 +255,7 @@ def _out_of_scale(row: BiasRatio | None) -> Finding | None:
         return None
     pixels = row.lo >= -OVERSHOOT and PIXELS < row.hi <= 255 + OVERSHOOT
     units = max(-row.lo, row.hi) <= UNITS
-    message = f"the data are in {row.lo:.3g}..{row.hi:.3g}, and the standard deviation after {row.node!r} is "
+    message = f"{row.node!r} reads data in {row.lo:.3g}..{row.hi:.3g}, and the standard deviation after it is "
     if pixels and row.ratio > OUT_OF_SCALE:
         message += f"{row.ratio:.3g} times its bias; check whether the model needs data divided by 255 or normalised"
     elif units and row.ratio < 1 / OUT_OF_SCALE:

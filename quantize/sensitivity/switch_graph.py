@@ -127,9 +127,14 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
     for tensor in sorted(plan.produced_u8, key=list(plan.quantized).index):
         value = values[tensor]
         uses = [(use.node, use.idx) for use in value.uses() if (id(use.node), use.idx) not in taken]
-        if uses or value.is_graph_output():
-            taps[Switch("", tensor)] = Tap(value, uses, value.is_graph_output(), known[plan.root(tensor)])
+        if uses or is_computed_output(value):
+            taps[Switch("", tensor)] = Tap(value, uses, is_computed_output(value), known[plan.root(tensor)])
     return taps
+
+
+def is_computed_output(value: ir.Value) -> bool:
+    """Whether a tensor is an output of its graph, and no input of it that is given back as it is."""
+    return value.is_graph_output() and not value.is_graph_input()
 
 
 def _uses(readers: Iterable[ir.Node], tensor: str) -> list[tuple[ir.Node, int]]:

@@ -23,7 +23,18 @@ from ..accuracy.choices import PREFIX
 from ..accuracy.parts import balance
 from ..accuracy.sqnr import powers
 from ..model.files import Weights, serialize
-from .switch_graph import SWITCHES, Part, Rounding, Switch, Tap, insert_part, insert_tap, taps_of, wires_of
+from .switch_graph import (
+    SWITCHES,
+    Part,
+    Rounding,
+    Switch,
+    Tap,
+    insert_part,
+    insert_tap,
+    is_computed_output,
+    taps_of,
+    wires_of,
+)
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -187,7 +198,7 @@ def tensor_switches(
         value = values[name]
         own = [use for use in value.uses() if not str(use.node.name).startswith(PREFIX)]
         uses = [(use.node, use.idx) for use in own if readers is None or use.node.name in readers]
-        taps[Switch("", name)] = Tap(value, uses, readers is None and value.is_graph_output(), params)
+        taps[Switch("", name)] = Tap(value, uses, readers is None and is_computed_output(value), params)
     for index, (tap, wire) in enumerate(zip(taps.values(), wires_of(copy, len(taps)), strict=True)):
         insert_tap(copy, tap, wire, f"requant_tap_{index}")
     return _opened(copy, list(taps), {}, Plan((), {}), optimize=optimize, folder=folder)

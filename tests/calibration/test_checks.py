@@ -298,7 +298,7 @@ def test_pixels_into_a_model_with_a_bias_of_normalised_data(images: Array) -> No
     assert probed(MODELS / "digits_transformer.onnx", images).deviations == ()
     (finding,) = findings(Observations(), probed=probed(MODELS / "digits_transformer.onnx", images * 255))
     assert (finding.kind, finding.name, finding.severity) == ("normalisation", "patches", "note")
-    assert finding.message.startswith("the data are in 0..255, and the standard deviation after 'patches' is ")
+    assert finding.message.startswith("'patches' reads data in 0..255, and the standard deviation after it is ")
     assert findings(Observations(), probed=probed(MODELS / "digits_transformer.onnx", images * 1000)) == ()  # no pixels
 
 
