@@ -29,6 +29,7 @@ MODELS = ("digits", "digits_mobile", "digits_transformer")
 SLOW = {
     *(("digits_transformer", form) for form in ("qdq", "qoperator", "native", "portable", "dynamic", "weights")),
     *(("digits_mobile", form) for form in ("qdq", "qoperator", "native", "portable")),
+    *(("digits", form) for form in ("qoperator", "portable", "dynamic")),
 }
 PAIRS = [
     pytest.param(model, form, marks=[pytest.mark.slow] if (model, form) in SLOW else [])

@@ -326,7 +326,7 @@ def share_line(now: float, before: float, allowed: float) -> Line:
         status=Status.FAIL if fails else Status.OK,
         baseline=f"{before:.1%}",
         measured=f"{now:.1%}",
-        tolerance=f"{100 * allowed:.3g} points",
+        tolerance=f"{100 * allowed:.3g} point{'' if allowed == 0.01 else 's'}",
         value=now,
         before=before,
         reason="fewer multiply-accumulates ran in integer kernels" if fails else "",

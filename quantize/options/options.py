@@ -100,6 +100,8 @@ class Options:
             raise RequantError("no kernel multiplies signed activations by unsigned weights; choose s8 weights")
         if self.costs is not None and (self.place in ("rules", "all") or self.plan is not None):
             raise RequantError("costs have no effect with the placements rules and all, or with a plan")
+        if self.noise_weight and (self.place in ("rules", "all") or self.plan is not None):
+            raise RequantError("a price of noise has no effect with the placements rules and all, or with a plan")
         if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
             raise RequantError("--portable needs --format qdq, and no --costs, --place estimated or --place all")
         self._check_runtime()

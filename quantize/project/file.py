@@ -115,6 +115,8 @@ def requested_project(path: str | os.PathLike[str] | None, values: Mapping[str, 
         missing = next((name for name in ("float", "model", "data") if name not in values), None)
         if missing is not None:
             raise RequantError(f"give a {NAME}, or --float FLOAT --model INT8 --data SRC: --{missing} is missing")
+    if path is not None and Path(path).suffix == ".onnx":
+        raise RequantError(f"{os.fspath(path)}: a model, and no {NAME}; check a pair with --float FLOAT --model INT8")
     project = Project(path=None, model="", output="") if path is None else load_project(path)
     lists = {name: [*value] if isinstance(value, tuple) else value for name, value in values.items()}
     project = project.overridden(lists)

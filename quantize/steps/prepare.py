@@ -47,6 +47,7 @@ RESTORED = (
     "{} operators of the model compute their ranges at run time; they get float weights, and ranges from the data. "
     "Outputs are compared with the model with float weights, time with the given model; --dynamic leaves the operators"
 )
+AS_GIVEN = "the operators that compute their ranges at run time stay; outputs are compared with those of float weights"
 
 UNJUDGED = "timed on {}; the accuracy is not measured, since random inputs cannot judge it: give data"
 
@@ -118,7 +119,7 @@ def as_given(job: Job) -> Job:
         steps=tuple(plain.steps),
         restored=0,
         model_qparams=given_params(plain.model),
-        notes=tuple(note for note in job.notes if note != RESTORED.format(job.restored)),
+        notes=(*(note for note in job.notes if note != RESTORED.format(job.restored)), AS_GIVEN),
     )
 
 

@@ -22,7 +22,7 @@ from ...calibration.runner import observe
 from ...calibration.samples import Sample
 from ...calibration.session import LARGE
 from ...calibration.sources import DataSource, Source
-from ...system.given import usual
+from ...system.given import usual, whole
 from ...transforms.graph import nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.plan import Plan
@@ -117,13 +117,12 @@ def measure_sensitivity(
 
 
 def _check_request(samples: int, kinds: Collection[str]) -> None:
-    """Refuse a number of samples below 1, and kinds that are not among `KINDS`.
+    """Refuse what is no number of samples, and kinds that are not among `KINDS`.
 
     Raises:
         RequantError: A value is refused.
     """
-    if samples < 1:
-        raise RequantError(f"samples must be at least 1, not {samples}")
+    whole(samples, "samples", 1)
     if not kinds or not set(kinds) <= set(KINDS):
         raise RequantError(f"what to try is some of {', '.join(KINDS)}, not {', '.join(kinds) or 'nothing'}")
 

@@ -35,6 +35,7 @@ from requant.quantize import (
     compile_model,
     diff_models,
     inspect_model,
+    measure_sensitivity,
     merge_ranges,
 )
 from requant.system.given import names_of
@@ -128,6 +129,7 @@ call: Any = partial
         (call(compile_model, MODEL, "out.onnx", threads="x"), "threads must be an integer, not a str"),
         (call(merge_ranges, "ranges.json"), "paths must be a sequence of range files, not a str"),
         (call(parse_rule, None), "a rule must be a text such as 'mse', not None"),
+        (call(measure_sensitivity, MODEL, [], samples=2.5), "samples must be an integer, not a float"),
         (call(join, "simplify", "x", "fold_constants"), "the phase of fold_constants must be an integer, not a str"),
     ],
     ids=lambda each: each.func.__name__ if isinstance(each, partial) else "",

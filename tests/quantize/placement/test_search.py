@@ -476,9 +476,11 @@ def test_a_plan_is_written_as_it_was_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others", [{"place": "rules"}, {"place": "all"}, {"plan": "p.json"}], ids=str)
-def test_costs_that_would_decide_nothing(others: dict[str, Any]) -> None:
+def test_costs_and_prices_that_would_decide_nothing(others: dict[str, Any]) -> None:
     with pytest.raises(RequantError, match="costs have no effect"):
         Options(costs="c.json", **others)
+    with pytest.raises(RequantError, match="a price of noise has no effect"):
+        Options(noise_weight=1.0, **others)
 
 
 def test_costs_of_other_threads(tmp_path: Path) -> None:

@@ -164,6 +164,9 @@ def test_an_absent_project_says_how_to_write_one(tmp_path: Path) -> None:
     result = invoke("check", tmp_path / "requant.toml")
     assert result.exit_code == 2
     assert "requant init" in result.stderr
+    result = invoke("check", SAMPLES / "digits.onnx")
+    assert result.exit_code == 2
+    assert "a model, and no requant.toml; check a pair with --float FLOAT --model INT8" in result.stderr
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,10 @@ def test_this_machine_reads_in_one_of_the_blocks() -> None:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "level",
+    [pytest.param(level, marks=[pytest.mark.slow] * ("DISABLE" in level or "BASIC" in level)) for level in LEVELS],
+)
 @pytest.mark.parametrize("probe", ["layout", "products"])
 def test_any_program_fails_on_a_cpu_that_computes_otherwise(
     tmp_path: Path, probe: str, level: str, suffix: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

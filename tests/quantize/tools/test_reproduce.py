@@ -42,15 +42,28 @@ def made(folder: Path, *more: object) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    return with_inputs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model that no test changes."""
+    folder = with_inputs(tmp_path_factory.mktemp("quantized"))
+    made(folder, "--data", folder / "d.npz", "--force-int8", "--place", "rules")
+    return folder
+
+
+def with_inputs(folder: Path) -> Path:
+    """Write a float model and data into a folder, and return it."""
     model, random = ir.from_onnx_text(TEXT), np.random.default_rng(1)
     for name, shape in (("w", (16, 3, 3, 3)), ("v", (16, 10))):
         array = random.standard_normal(shape).astype(np.float32)
         model.graph.register_initializer(ir.Value(name=name, const_value=ir.tensor(array, name=name)))
-    ir.save(model, tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", x=random.standard_normal((16, 3, 8, 8)).astype(np.float32))
-    np.savez(tmp_path / "other.npz", x=random.standard_normal((16, 3, 8, 8)).astype(np.float32))
-    (tmp_path / "o.toml").write_text("[tensors.r]\nrange = [0.0, 6.0]\n")
-    return tmp_path
+    ir.save(model, folder / "m.onnx")
+    np.savez(folder / "d.npz", x=random.standard_normal((16, 3, 8, 8)).astype(np.float32))
+    np.savez(folder / "other.npz", x=random.standard_normal((16, 3, 8, 8)).astype(np.float32))
+    (folder / "o.toml").write_text("[tensors.r]\nrange = [0.0, 6.0]\n")
+    return folder
 
 
 def changed(path: Path, key: str, change: Callable[[Any], Any]) -> Path:
@@ -71,7 +84,17 @@ VARIANTS = {
     "weights outside": (*FAST, "--external-data"),
     "fused operators": (*FAST, "--format", "qoperator", "--isa", "avx2"),
     "overrides": (*FAST, "--overrides", "o.toml", "--symmetric", "--samples", 8),
-    "single nodes": (*FAST, "--strategy", "static-float", "--exclude-ops", "Relu", "--lambda", "0.5"),
+    "single nodes": (
+        "--force-int8",
+        "--place",
+        "estimated",
+        "--strategy",
+        "static-float",
+        "--exclude-ops",
+        "Relu",
+        "--lambda",
+        "0.5",
+    ),
 }
 
 
@@ -170,9 +193,11 @@ def test_inputs_that_are_missing_or_others_are_refused(folder: Path) -> None:
         (OPTIONS_KEY, lambda asked: {**asked, "overrides": {"r": {"range": [1, 0]}}}, "tensor 'r': the lower end"),
     ],
 )
-def test_metadata_are_not_trusted(folder: Path, key: str, change: Callable[[Any], Any], says: str) -> None:
-    model = changed(made(folder, "--data", folder / "d.npz", "--force-int8", "--place", "rules"), key, change)
-    result = invoke("reproduce", model, "--data", folder / "d.npz")
+def test_metadata_are_not_trusted(
+    quantized: Path, tmp_path: Path, key: str, change: Callable[[Any], Any], says: str
+) -> None:
+    folder = shutil.copytree(quantized, tmp_path / "copy")
+    result = invoke("reproduce", changed(folder / "q.onnx", key, change), "--data", folder / "d.npz")
     assert result.exit_code == 2
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
