@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from contextlib import suppress
 from itertools import islice
 
+import onnx_ir as ir
+
 from ... import RequantError
 from ...calibration.session import Array
+from ...transforms.graph import nodes_by_name
 from ...transforms.int8_weights import Adjustment
 from ..job import Candidate, Job
 from ..options.efforts import EFFORTS
@@ -31,6 +35,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     total = sum(impl.reads_u8 or impl.in_blocks for impl in impls)
     budget = EFFORTS[job.options.effort].operations or math.inf  # effort low: the user named the correction
     adjustments: dict[str, Adjustment] = {}
+    shared = shared_weights(job, candidate)
 
     def correct_blocks(layer: BlockLayer) -> tuple[Adjustment, list[Array]]:
         nonlocal budget
@@ -43,7 +48,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     def correct(layer: Layer) -> tuple[Adjustment, list[Array]]:
         nonlocal budget
         integers, cost = None, operations(layer)
-        if "rounding" in job.corrections and cost <= budget:
+        if "rounding" in job.corrections and cost <= budget and layer.node.inputs[1] not in shared:
             budget -= cost
             integers = learn_rounding(layer, shifted="bias" in job.corrections, exact=job.no_saturation)
         if "bias" in job.corrections:
@@ -55,3 +60,11 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
             adjustments[name] = adjustment
             job.progress("correct weights", len(adjustments), total)
     return adjustments
+
+
+def shared_weights(job: Job, candidate: Candidate) -> frozenset[ir.Value]:
+    """Return the weights that several units read in integers. A rounding for each of them would be a copy for each."""
+    nodes, plan = nodes_by_name(job.simple), candidate.plan
+    read = [nodes[unit.nodes[0]].inputs[1:2] for unit in plan.units if plan.impl(unit).reads_u8]
+    counts = Counter(weights for inputs in read for weights in inputs if weights is not None)
+    return frozenset(weights for weights, count in counts.items() if count > 1)

@@ -85,6 +85,27 @@ def begun(model: Path, data: Feeds, **options: Any) -> tuple[Job, Facts, Plan, W
     return job, *plan_by_rules(job, find_ranges(job), Evidence())
 
 
+def test_weights_that_two_layers_share_stay_shared(tmp_path: Path) -> None:
+    """Rounded for each layer, they would be two constants, and the file larger than the float model."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> net (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y) {
+            [first] a = Conv <pads = [1, 1, 1, 1]> (x, w) r = Relu (a) [second] y = Conv <pads = [1, 1, 1, 1]> (r, w)
+        }"""
+    )
+    weights = np.random.default_rng(0).standard_normal((16, 16, 3, 3)).astype(np.float32) / 12
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    written = [
+        onnx.load(quantized(tmp_path / "m.onnx", name, corrections=named)).graph.initializer
+        for name, named in (("means", ("means",)), ("rounding", ("means", "rounding")))
+    ]
+    sizes = [
+        [t.dims for t in constants if t.data_type == onnx.TensorProto.INT8 and len(t.dims) == 4]
+        for constants in written
+    ]
+    assert sizes == [[[16, 16, 3, 3]]] * 2
+
+
 # --------------------------------------------------------------------------------------------------------- biases
 
 
