@@ -354,8 +354,8 @@ def _denormal(shares: Mapping[str, float]) -> list[Finding]:
     if not worst:
         return []
     message = (
-        f"denormal values (below 1.2e-38) in {listed(worst)}, {shares[worst[0]]:.1%} of {worst[0]!r}: Intel CPUs are "
-        "slow on them in float, so that int8 gains more than it should; scale the data, or run float models with the "
+        f"denormal values (below 1.2e-38) in {listed(worst)}, {shares[worst[0]]:.1%} of {worst[0]!r}: on Intel "
+        "CPUs they make float slow, and int8 gains more than it should; scale the data, or run float models with the "
         "session option session.set_denormal_as_zero"
     )
     return [Finding("denormal", worst[0], message, "warning")]

@@ -6,7 +6,7 @@ network this takes longer than the network does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count, islice, takewhile
 
@@ -49,6 +49,25 @@ def kept(rows: Rows, limit: int = LIMIT) -> Rows:
             del sample  # keep only the sample in use
 
     return replace(rows, read=read)
+
+
+def counted(rows: Rows, told: Callable[[int], object], limit: int = LIMIT) -> Rows:
+    """Return `kept` rows with their number, where it is unknown and all of them are kept. They are read for this once.
+
+    Args:
+        rows: The rows, with the same limit.
+        told: Called with the number of samples so far.
+        limit: Bytes that are kept at most.
+    """
+    if rows.length is not None or rows.starts is not None:
+        return rows
+    number, size = 0, 0
+    for sample in rows.read(None):
+        number, size = number + 1, size + _bytes(sample)
+        if size > limit:
+            return rows
+        told(number)
+    return replace(rows, length=number)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ...calibration.kept import counted
 from ..job import Job
 from ..placement.runs import MOST_SAMPLES
 
@@ -16,11 +17,19 @@ def hold_out(job: Job) -> Job:
     """Return the job with two sources: one that gives ranges and corrections, and one to judge models on.
 
     The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample does, at most
-    `MOST_SAMPLES`. If there are fewer than `FEWEST` samples, if their number is unknown, if they are steps of sequences
-    with a state, or if the ranges are given, one source does both.
+    `MOST_SAMPLES`. If there are fewer than `FEWEST` samples, if their number is unknown and they are too large to be
+    counted (`counted`), if they are steps of sequences with a state, or if the ranges are given, one source does both.
+
+    Raises:
+        DataError: A sample cannot be read.
     """
     source = job.source
-    if source is None or source.rows.length is None or source.links or not job.judged or job.supply.ranges is not None:
+    if source is None or source.links or not job.judged or job.supply.ranges is not None:
+        return job
+    if source.picked is None:
+        source = replace(source, rows=counted(source.rows, lambda number: job.progress("read data", number, None)))
+        job = replace(job, source=source)
+    if source.rows.length is None:
         return job
     every = range(source.rows.length)
     picked = set(every if source.picked is None else source.picked)

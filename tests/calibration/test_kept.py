@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from requant.calibration.kept import kept
+from requant.calibration.kept import counted, kept
 from requant.calibration.samples import Picked, Rows, Sample
 
 BYTES = 40
@@ -47,6 +47,18 @@ def test_the_same_samples_come_as_without_a_memory(count: int, known: bool, read
     for picked in reads:
         inside = picked if picked is None else tuple(position for position in picked if position < count)
         assert places(rows, picked) == places(plain, inside)
+
+
+@given(st.integers(0, 9), st.booleans(), st.integers(0, 12))
+def test_samples_that_are_kept_are_counted_without_another_reading(count: int, known: bool, room: int) -> None:
+    data, told = Data(count, known), list[int]()
+    rows = counted(kept(data.rows(), room * BYTES), told.append, room * BYTES)
+    assert rows.length == (count if known or count <= room else None)
+    assert told == ([] if known else [*range(1, min(count, room) + 1)])
+    read = len(data.reads)
+    assert places(rows, None) == [*range(count)]
+    if not known and count <= room:
+        assert len(data.reads) == read == count
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.verdict import accuracy_rows, answers_lost
 from requant.quantize.placement.runs import MOST_SAMPLES
 from requant.quantize.steps import hold_out as holding
+
+Feeds = list[dict[str, Any]]
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 SCORES = Accuracy(
@@ -210,11 +213,11 @@ def test_a_value_for_each_of_many_frames_is_no_class(
     assert found.accuracy.classes == classes
 
 
-def quantize(tmp_path: Path, name: str = "digits", **options: Any) -> Any:
+def quantize(tmp_path: Path, name: str = "digits", data: Callable[[Feeds], Any] = list, **options: Any) -> Any:
     images = np.load(SAMPLE_MODELS / "digits.npz")["calib/image"][:48]
-    data = [{"image": image[None]} for image in images]  # without labels
+    feeds = [{"image": image[None]} for image in images]  # without labels
     wanted = Options(place="rules", isa="vnni", **options)
-    return quantize_model(SAMPLE_MODELS / f"{name}.onnx", data, tmp_path / "out.onnx", wanted)
+    return quantize_model(SAMPLE_MODELS / f"{name}.onnx", data(feeds), tmp_path / "out.onnx", wanted)
 
 
 def test_units_become_float_until_the_promise_is_kept(
@@ -246,8 +249,10 @@ def test_float_is_written_if_no_plan_keeps_the_promise(
     assert not found.promise.kept  # the simplified float model has not 200 dB either
 
 
-def test_samples_that_gave_no_ranges_judge(tmp_path: Path, int8_wins: None) -> None:
-    found = quantize(tmp_path, effort="low")
+@pytest.mark.parametrize("source", [list, lambda feeds: lambda: iter(feeds)], ids=["a list", "a reader"])
+def test_samples_that_gave_no_ranges_judge(tmp_path: Path, int8_wins: None, source: Callable[[Feeds], Any]) -> None:
+    """A reader does not say how many samples it has: they are read and counted before one of them gives a range."""
+    found = quantize(tmp_path, data=source, effort="low")
     assert found.promise.apart
     assert 0 < found.samples <= MOST_SAMPLES
 
