@@ -9,6 +9,7 @@ from functools import partial
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.ops import OPS
+from ..corrections.layer_by_layer import WALKED
 from ..corrections.rounding import SPARSE, multiplications
 from ..job import Job
 from ..model.shapes import fed_shapes
@@ -62,7 +63,8 @@ def _stages(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]
     if job.corrections & ADJUSTING:
         found["correct weights"] = _correcting(job, run, sizes)
     found["time"] = _in_turns(run, 3, job.options.seconds) * len(job.loads)
-    if job.policy.how == "measured" and 1e3 * run >= LEAST_MS and not job.weights.large:
+    looped = len(nodes_by_name(job.simple)) > len(job.simple.graph)  # rules place what has control flow
+    if job.policy.how == "measured" and 1e3 * run >= LEAST_MS and not job.weights.large and not looped:
         load = LOADED * len(job.all_int8_plan.units)
         profiled = min(max(PROFILED / 1e6, LEAST_RUNS * run), MOST_RUNS * run)
         found["measure costs"] = PROFILES * TURNS * (load + profiled) * len(job.loads)
@@ -125,9 +127,9 @@ def _correcting(job: Job, run: float, sizes: Mapping[str, int]) -> float:
     """
     nodes, products, layers, samples = nodes_by_name(job.simple), 0.0, 0, samples_for(job)
     for unit in job.all_int8_plan.units:
-        row, node = OPS.get(unit.op), nodes[unit.nodes[0]]
-        if row is None or row.kind != "compute" or not job.all_int8_plan.impl(unit).reads_u8:
+        if unit.op not in WALKED or not job.all_int8_plan.impl(unit).reads_u8:
             continue
+        node = nodes[unit.nodes[0]]
         layers, weight = layers + 1, constant(node.inputs[1])
         if weight is None or len(weight.shape) < 2:
             continue
