@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import RequantError
-from ..system.given import settle_fields
+from ..system.given import normalise_fields
 
 HISTOGRAM_VALUES = 1 << 14
 """The most values of a tensor that a histogram counts per sample: 8 times the number of bins."""
@@ -60,7 +60,7 @@ class Execution:
         Raises:
             RequantError: A value is of another type, or a number is out of range.
         """
-        settle_fields(self)
+        normalise_fields(self)
         for name, number in (
             ("batch", self.batch),
             ("workers", self.workers),

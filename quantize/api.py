@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from .. import RequantError
 from ..calibration.sources import DataSource
-from ..system.given import usual
+from ..system.given import or_default
 from .job import Evidence
 from .model.files import staging
 from .options.declared import AUTO
@@ -62,7 +62,7 @@ def quantize_model(
     Raises:
         RequantError: The request cannot be met; nothing was written.
     """
-    options = usual(options, Options)
+    options = or_default(options, Options)
     if options.runtime == AUTO:
         raise RequantError(f"quantize_model is for one runtime; quantize_fastest is for runtime={AUTO!r}")
     check_files(model, data, output, options)
@@ -135,7 +135,7 @@ def search_model(
     Raises:
         RequantError: The request cannot be met; nothing was written.
     """
-    options = usual(options, Options)
+    options = or_default(options, Options)
     check_files(model, data, output, options)
     if options.runtime == AUTO:
         raise RequantError(f"a search is for one runtime, not for --runtime {AUTO}")
@@ -176,7 +176,7 @@ def measure_costs(
     Raises:
         RequantError: The model or the data cannot be used, or there is nothing to measure.
     """
-    options = replace(usual(options, Options), place="measured", costs=None, plan=None)
+    options = replace(or_default(options, Options), place="measured", costs=None, plan=None)
     with staging(None) as folder:
         job = prepare(model, data, options, folder, progress)
         facts, rules, write = plan_by_rules(job, find_ranges(job), Evidence())

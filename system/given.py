@@ -58,7 +58,7 @@ def check_kind(value: object, kind: type | tuple[type, ...], wanted: str) -> Non
         raise RequantError(f"{wanted}, not {kind_of(value)}")
 
 
-def usual(given: Kind | None, kind: type[Kind], what: str = "options") -> Kind:
+def or_default(given: Kind | None, kind: type[Kind], what: str = "options") -> Kind:
     """Return an argument, or the default instance of its type if it is None.
 
     Args:
@@ -93,7 +93,7 @@ def whole(value: object, what: str, least: int) -> int:
     return int(value)
 
 
-def settle_fields(given: Any) -> None:
+def normalise_fields(given: Any) -> None:
     """Refuse a value of another type than its field in a dataclass has, and make numbers of numpy Python's own.
 
     JSON holds no others.

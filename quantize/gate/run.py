@@ -17,7 +17,7 @@ from ...calibration.identity import fingerprint
 from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import Link
-from ...system.given import settle_fields, usual
+from ...system.given import normalise_fields, or_default
 from ...system.printable import printable
 from ..accuracy.compare import common_inputs
 from ..accuracy.metrics import Metric, fitted, metric_named
@@ -72,7 +72,7 @@ class CheckOptions:
         Raises:
             RequantError: A number is out of range.
         """
-        settle_fields(self)
+        normalise_fields(self)
         if isinstance(self.metrics, str):
             raise RequantError(f"metrics must be a sequence of names, not the text {self.metrics!r}")
         for name, number in (("samples", self.samples), ("batch", self.batch)):
@@ -227,7 +227,7 @@ def ready(
     Raises:
         RequantError: The float model, the data, the baseline, a metric or a tolerance cannot be used.
     """
-    options = usual(options, CheckOptions)
+    options = or_default(options, CheckOptions)
     old = None if update and not Path(baseline).exists() else load_baseline(baseline)
     if update:
         check_writable(Path(baseline))

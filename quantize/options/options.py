@@ -11,7 +11,7 @@ from ...calibration.execution import Execution
 from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
-from ...system.given import names_of, settle_fields
+from ...system.given import names_of, normalise_fields
 from ...transforms.qparams import BlockForm, Scheme
 from .declared import AUTO, FORMATS, KERNELS, PLACES, PRECISIONS, RUNTIMES, TARGETS, Strategy
 from .efforts import EFFORTS, chosen
@@ -94,7 +94,7 @@ class Options:
         Raises:
             RequantError: A value is refused.
         """
-        settle_fields(self)
+        normalise_fields(self)
         self._check_values()
         if (self.scheme.activation, self.scheme.weight) == ("s8", "u8"):
             raise RequantError("no kernel multiplies signed activations by unsigned weights; choose s8 weights")

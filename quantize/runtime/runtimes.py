@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ... import RequantError, UnknownNameError
 from ...calibration.session import Array, ModelSource
-from ...system.given import settle_fields
+from ...system.given import normalise_fields
 from .machine import Machine
 from .profile import Profile, profiled
 from .session import Runner
@@ -139,7 +139,7 @@ class Setting:
         Raises:
             RequantError: There is one.
         """
-        settle_fields(self)
+        normalise_fields(self)
         if self.threads < 0:
             raise RequantError(f"threads must be 0 (the runtime chooses) or more, not {self.threads}")
 

@@ -16,7 +16,7 @@ from ...calibration.log import check_names, log_text
 from ...calibration.runner import LOG_MARK, run_logged
 from ...calibration.sources import DataSource
 from ...calibration.state import Link
-from ...system.given import kind_of, usual
+from ...system.given import kind_of, or_default
 from ..model.files import load_model, staging
 from ..options.options import Options
 from ..runtime.inputs import open_data
@@ -47,7 +47,7 @@ def calibrate_model(
     Raises:
         RequantError: The model, the data or the options cannot be used, or no tensor could become uint8.
     """
-    options = usual(options, Options)
+    options = or_default(options, Options)
     if options.ranges is not None:
         raise RequantError(f"{model}: calibration computes ranges; give existing ranges to quantize")
     scratch = options.execution.scratch

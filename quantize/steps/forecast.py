@@ -37,8 +37,8 @@ RELIEVED = 2  # models that the relief of a model makes until one keeps the prom
 def forecast(job: Job) -> dict[str, float]:
     """Return the seconds of the stages of `quantize_model`, about, by the name of the stage; empty without data.
 
-    They follow from the time of one run, the number of samples, tensors and layers, the effort, and how many other
-    processes want the processors. `calibrate` is missing if the number of samples is unknown. The constants are from
+    They follow from the time of one run, the number of samples, tensors and layers, the effort, and the share of a
+    processor that the process gets. `calibrate` is missing if the number of samples is unknown. The constants are from
     six small models, of which most stages took between half and twice the estimate. What is done only where a model
     misses the promise of accuracy is not in it.
     """

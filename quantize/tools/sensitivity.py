@@ -22,7 +22,7 @@ from ...calibration.runner import observe
 from ...calibration.samples import Sample
 from ...calibration.session import LARGE
 from ...calibration.sources import DataSource, Source
-from ...system.given import usual, whole
+from ...system.given import or_default, whole
 from ...transforms.graph import nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.plan import Plan
@@ -89,7 +89,7 @@ def measure_sensitivity(
     _check_request(samples, kinds)
     forget_old()
     with staging(None) as folder, _resumable():
-        job, source = _prepared(model, data, usual(options, Options), folder, progress)
+        job, source = _prepared(model, data, or_default(options, Options), folder, progress)
         seen = _observed(job, source, fresh=fresh)
         found = _ranges(job, source, seen)
         tried = list(islice(iter(source.samples(samples)), samples))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...system.given import check_kind, settle_fields, usual
+from ...system.given import check_kind, normalise_fields, or_default
 from ...system.printable import one_line
 from ...transforms import Pipeline, StepResult, load_plugins, parse, run
 from ..model.dumps import begin_dumps
@@ -44,7 +44,7 @@ class TransformOptions:
         Raises:
             RequantError: There is one.
         """
-        settle_fields(self)
+        normalise_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def transform_model(
     Raises:
         RequantError: The pipeline or the model cannot be used, a step failed, or the output cannot be written.
     """
-    options, source = usual(options, TransformOptions), Path(model)
+    options, source = or_default(options, TransformOptions), Path(model)
     load_plugins()
     pipeline = parse(transforms) if isinstance(transforms, str) else transforms
     check_kind(pipeline, Pipeline, "transforms must be a text or a Pipeline")

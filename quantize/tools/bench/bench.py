@@ -14,7 +14,7 @@ from typing import Any
 from .... import RequantError
 from ....calibration.session import LARGE, Array, input_specs, open_session
 from ....calibration.sources import DataSource
-from ....system.given import settle_fields, usual, whole
+from ....system.given import normalise_fields, or_default, whole
 from ...model.files import load_model, size_on_disk
 from ...model.shapes import Lengths, open_axes, resolve
 from ...runtime.clock import Clock, Times, doubt, race, uncertainty
@@ -150,7 +150,7 @@ class Search:
         Raises:
             RequantError: There is one.
         """
-        settle_fields(self)
+        normalise_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Load:
         Raises:
             RequantError: There is one.
         """
-        settle_fields(self)
+        normalise_fields(self)
         whole(self.batch, "batch", 1)
         if not 0 <= self.seconds < math.inf:
             raise RequantError(f"seconds must be 0 or more, not {self.seconds:g}")
@@ -206,7 +206,7 @@ def bench_model(
         RequantError: A model cannot be loaded or run, or was compiled for another machine; the data do not fit; or a
             length is unknown; or what only ONNX Runtime has is asked of another runtime.
     """
-    load = usual(load, Load, "load")
+    load = or_default(load, Load, "load")
     models = [Path(path), *([Path(other)] if other is not None else [])]
     runtime = load.setting.opened()
     if runtime is not STOCK:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from ....system.given import usual
+from ....system.given import or_default
 from ....transforms.verify import Port, signature
 from ...model.files import load_model
 from .diff_graphs import Difference, Ignored, Kind, graph_differences
@@ -60,7 +60,7 @@ def diff_models(
     Raises:
         RequantError: A file is not a model.
     """
-    ignored = usual(ignored, Ignored, "ignored")
+    ignored = or_default(ignored, Ignored, "ignored")
     one, other = load_model(first, in_place=True), load_model(second, in_place=True)
     hashes = Hashes()
     found = [*_headers(one, other, ignored), *_ports(one, other, ignored)]

@@ -10,7 +10,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from ....calibration.bodies import graphs_in
-from ....system.given import settle_fields
+from ....system.given import normalise_fields
 from ....transforms.graph import node_name
 from .diff_hashes import GraphLike, Hashes, is_constant, trimmed
 from .diff_pairs import Pairs, changed_pairs, equal_pairs, pairs_by_name
@@ -43,7 +43,7 @@ class Ignored:
         Raises:
             RequantError: There is one.
         """
-        settle_fields(self)
+        normalise_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

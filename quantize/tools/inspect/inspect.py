@@ -15,7 +15,7 @@ import onnx_ir as ir
 from .... import RequantError
 from ....calibration.bodies import bodies_of
 from ....calibration.sources import DataSource
-from ....system.given import usual
+from ....system.given import or_default
 from ....transforms.graph import constant, every_node, node_name
 from ....transforms.tensors import external_tensors
 from ....transforms.verify import Port, signature
@@ -180,7 +180,7 @@ def inspect_model(
     Raises:
         RequantError: The file is not a model, or lengths or data do not fit it.
     """
-    lengths = usual(lengths, Lengths, "lengths")
+    lengths = or_default(lengths, Lengths, "lengths")
     model = load_model(path, in_place=True)
     if data is not None:
         if lengths:
