@@ -258,7 +258,7 @@ def _rows(result: Result) -> Iterator[Row]:
     total = result.int8_nodes + len(result.float_nodes)
     yield "int8 nodes", f"{result.int8_nodes} of {total}" + (f" (units: {forms})" if forms else "")
     kernels = ", ".join(f"{count} {name}" for name, count in result.kernels.items())
-    listed = f" ({kernels})" if kernels else ""
+    listed = f" of {kernels}" if kernels else ""
     yield "integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates{listed}"
     if result.runtimes:
         yield "runtime", result.runtime

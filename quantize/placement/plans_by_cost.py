@@ -21,7 +21,15 @@ from .pricing import (
     quantize_cost,
     unit_cost,
 )
-from .reasons import ABSORBED, CONVERSIONS_COST_MORE, FLOAT_FASTER, NOISE_COSTS_MORE, NOTHING_COMPUTES, TOO_NOISY
+from .reasons import (
+    ABSORBED,
+    CONVERSIONS_COST_MORE,
+    FLOAT_ABSORBED,
+    FLOAT_FASTER,
+    NOISE_COSTS_MORE,
+    NOTHING_COMPUTES,
+    TOO_NOISY,
+)
 
 LEAST_US = 1e-3  # the least time of a float model by its costs, as a divisor
 
@@ -94,6 +102,8 @@ def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
     (in_float, in_int8), prices = min(zip(rows, every, strict=True), key=lambda row: row[0][0] - row[0][1])
     if in_float == in_int8 == 0:
         return Choice(Impl.FLOAT, ABSORBED)
+    if in_float == 0 < in_int8:
+        return Choice(Impl.FLOAT, FLOAT_ABSORBED.about(in_int8))
     if in_float <= in_int8:
         return Choice(Impl.FLOAT, FLOAT_FASTER.about(in_float, in_int8))
     gain = in_float - in_int8

@@ -29,7 +29,8 @@ class Load:
         batch: Items per run.
         feed: The inputs.
         regime: The regime of a decoder; None for other models.
-        shapes: The shapes of the inputs whose sizes the model leaves open: ``"ids 1x32"``; empty without any.
+        shapes: The shapes of the inputs whose sizes the model leaves open: ``"ids 1x32"``; empty without
+            any but a batch axis of `batch` rows.
     """
 
     batch: int
@@ -47,16 +48,18 @@ def loads_of(source: Source, batches: Sequence[int]) -> tuple[Load, ...]:
         RequantError: There is no sample, or the model's inputs have no free batch axis.
     """
     regimes = None if source.carrier is None else _regimes(source, source.carrier)
-    if regimes is None and (found := _of_middle_size(source)) is not None:
-        feeds = [(batch, found if batch == 1 else repeated(source, found, batch)) for batch in batches]
-        return tuple(Load(batch, feed, shapes=_shapes(source, feed)) for batch, feed in feeds)
-    if regimes is None:
-        return tuple(Load(batch, first_sample(source, batch).feed) for batch in batches)
-    return tuple(
-        Load(batch, feed if batch == 1 else repeated(source, feed, batch), regime)
-        for batch in batches
-        for regime, feed in regimes
-    )
+    if regimes is not None:
+        return tuple(
+            Load(batch, feed if batch == 1 else repeated(source, feed, batch), regime)
+            for batch in batches
+            for regime, feed in regimes
+        )
+    found = _of_middle_size(source)
+    if found is None:
+        feeds: list[Feed] = [first_sample(source, batch).feed for batch in batches]
+    else:
+        feeds = [found if batch == 1 else repeated(source, found, batch) for batch in batches]
+    return tuple(Load(batch, f, shapes=_shapes(source, f, batch)) for batch, f in zip(batches, feeds, strict=True))
 
 
 def _of_middle_size(source: Source) -> Feed | None:
@@ -73,10 +76,22 @@ def _is_open(spec: InputSpec) -> bool:
     return not all(isinstance(axis, int) for axis in spec.shape[1:])
 
 
-def _shapes(source: Source, feed: Feed) -> str:
-    """Return the names and shapes of the inputs whose sizes the model leaves open."""
-    found = [spec.name for spec in source.inputs if spec.name in feed and _is_open(spec)]
+def _shapes(source: Source, feed: Feed, batch: int) -> str:
+    """Return the names and shapes of the inputs whose sizes the model leaves open.
+
+    An input whose first axis alone is open is among them if a sample has several rows, so that it is no batch of items.
+    """
+    found = [
+        spec.name
+        for spec in source.inputs
+        if spec.name in feed and (_is_open(spec) or _has_other_rows(spec, feed[spec.name], batch))
+    ]
     return ", ".join(f"{name} {'x'.join(map(str, feed[name].shape))}" for name in found)
+
+
+def _has_other_rows(spec: InputSpec, array: Array, batch: int) -> bool:
+    """Whether the first axis of an input is open, and has another length than the batch."""
+    return bool(spec.shape) and not isinstance(spec.shape[0], int) and len(array) != batch
 
 
 def _regimes(source: Source, carrier: Carrier) -> list[tuple[Regime, Feed]] | None:

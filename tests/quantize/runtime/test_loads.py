@@ -115,6 +115,16 @@ def test_a_sample_of_the_middle_size_is_timed_where_sizes_are_open(
     assert (one.shapes, four.shapes) == (f"x 1x{timed}", f"x 4x{timed}")
 
 
+def test_a_sample_of_several_rows_says_so(tmp_path: Path) -> None:
+    """A batch of 25 items is one sample: its time is not that of one item."""
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[N,10] x) => (float[N,10] y) { y = Relu(x) }'
+    onnx.save_model(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    for rows, shapes in ((25, ("x 25x10", "")), (1, ("", ""))):
+        loads = loads_of(opened(tmp_path / "m.onnx", [{"x": np.zeros((rows, 10), np.float32)}] * 2), (1, 2))
+        assert tuple(each.shapes for each in loads) == shapes
+        assert [len(each.feed["x"]) for each in loads] == [rows, 2]
+
+
 def test_other_models_have_no_regimes(tmp_path: Path) -> None:
     path = tmp_path / "gru.onnx"
     onnx.save_model(streams.build("gru_stream"), path)
