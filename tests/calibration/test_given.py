@@ -30,8 +30,14 @@ def some(value: object) -> Any:
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no files": (lambda: merge_ranges([]), "there are no range files to merge"),
-    "an executor by name": (lambda: Execution(executor=some("threads")), "the executor must be one of"),
-    "a limit as text": (lambda: Execution(memory_limit=some("2GB")), "memory limit must be a whole number, not a str"),
+    "an executor by name": (
+        lambda: Execution(executor=some("threads")),
+        "executor must be an Executor or a function or None",
+    ),
+    "a limit as text": (
+        lambda: Execution(memory_limit=some("2GB")),
+        "memory_limit must be an integer or None, not a str",
+    ),
     "one tensor as text": (lambda: Calibrator(MODEL, "y"), "tensors must be a sequence of names, not 'y'"),
     "one correction": (lambda: Options(corrections=some("means")), "corrections must be a tuple or None, not"),
     "one node": (lambda: Selection(exclude_nodes=some("conv1")), "exclude_nodes must be a sequence of names, not"),
