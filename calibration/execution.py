@@ -55,7 +55,7 @@ class Execution:
     kept: Callable[[Path], object] | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers.
+        """Refuse values of another type, and numbers out of range.
 
         Raises:
             RequantError: A value is of another type, or a number is out of range.

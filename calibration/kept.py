@@ -52,10 +52,12 @@ def kept(rows: Rows, limit: int = LIMIT) -> Rows:
 
 
 def counted(rows: Rows, told: Callable[[int], object], limit: int = LIMIT) -> Rows:
-    """Return `kept` rows with their number, where it is unknown and all of them are kept. They are read for this once.
+    """Return `kept` rows with their number.
+
+    Rows of unknown number are read once and counted. If they exceed the limit, they are returned without a number.
 
     Args:
-        rows: The rows, with the same limit.
+        rows: The result of `kept` with the same limit.
         told: Called with the number of samples so far.
         limit: Bytes that are kept at most.
     """

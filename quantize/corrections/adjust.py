@@ -35,7 +35,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     total = sum(impl.reads_u8 or impl.in_blocks for impl in impls)
     budget = EFFORTS[job.options.effort].operations or math.inf  # effort low: the user named the correction
     adjustments: dict[str, Adjustment] = {}
-    shared = shared_weights(job, candidate)
+    shared = _shared_weights(job, candidate)
 
     def correct_blocks(layer: BlockLayer) -> tuple[Adjustment, list[Array]]:
         nonlocal budget
@@ -62,8 +62,8 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     return adjustments
 
 
-def shared_weights(job: Job, candidate: Candidate) -> frozenset[ir.Value]:
-    """Return the weights that several units read in integers. A rounding for each of them would be a copy for each."""
+def _shared_weights(job: Job, candidate: Candidate) -> frozenset[ir.Value]:
+    """Return the weights that several units read in integers. Rounded for each unit, each would have its own copy."""
     nodes, plan = nodes_by_name(job.simple), candidate.plan
     read = [nodes[unit.nodes[0]].inputs[1:2] for unit in plan.units if plan.impl(unit).reads_u8]
     counts = Counter(weights for inputs in read for weights in inputs if weights is not None)

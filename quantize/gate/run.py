@@ -67,10 +67,10 @@ class CheckOptions:
     seconds: float = 2.0
 
     def __post_init__(self) -> None:
-        """Refuse values that are out of range.
+        """Refuse values of another type, and numbers out of range.
 
         Raises:
-            RequantError: A number is out of range.
+            RequantError: There is one.
         """
         normalise_fields(self)
         if isinstance(self.metrics, str):

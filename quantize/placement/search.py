@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ... import RequantError
+from ...transforms.graph import computes_in_bodies
 from ...transforms.plan import Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
 from ..runtime.clock import SURE, race, uncertainty
@@ -84,7 +85,7 @@ def place(
     if how == "all":
         return write(asked(all_int8_plan(facts, rules))), Placement("all")
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
-    if not free or not _costs_decide(job, facts):
+    if not free or not _costs_decide(job):
         return write(asked(rules)), Placement("rules")
     sizes = _sizes(job, facts, rules, write, noise or {})
     if how == "estimated":
@@ -169,7 +170,7 @@ def plans_by_price(job: Job, facts: Facts, rules: Plan, write: Write, noise: Map
         noise: The noise at the outputs that each uint8 tensor adds.
     """
     how = job.policy.how
-    if not noise or not _costs_decide(job, facts):
+    if not noise or not _costs_decide(job):
         return PricedPlans(job, facts, all_int8_plan(facts, rules) if how == "all" else rules, noise)
     sizes = []
     for size in _sizes(job, facts, rules, write, noise):
@@ -213,11 +214,10 @@ def _keep(known: Measured) -> None:
         store.keep(known.fresh)
 
 
-def _costs_decide(job: Job, facts: Facts) -> bool:
+def _costs_decide(job: Job) -> bool:
     """Return whether costs decide: never in models with control flow; measured costs only with a feed."""
-    looped = any(node.graph is not job.simple.graph for node in facts.nodes.values())
-    timed = job.feed is not None and not job.weights.large
-    return not looped and (job.policy.how == "estimated" or (job.policy.how == "measured" and timed))
+    how, timed = job.policy.how, job.feed is not None and not job.weights.large
+    return not computes_in_bodies(job.simple) and (how == "estimated" or (how == "measured" and timed))
 
 
 def _known_costs(job: Job) -> Costs:

@@ -29,8 +29,8 @@ class Load:
         batch: Items per run.
         feed: The inputs.
         regime: The regime of a decoder; None for other models.
-        shapes: The shapes of the inputs whose sizes the model leaves open: ``"ids 1x32"``; empty without
-            any but a batch axis of `batch` rows.
+        shapes: The shapes of the inputs whose sizes the model leaves open: ``"ids 1x32"``. Empty if there are none,
+            or if only the batch axis is open and has `batch` rows.
     """
 
     batch: int
@@ -79,7 +79,7 @@ def _is_open(spec: InputSpec) -> bool:
 def _shapes(source: Source, feed: Feed, batch: int) -> str:
     """Return the names and shapes of the inputs whose sizes the model leaves open.
 
-    An input whose first axis alone is open is among them if a sample has several rows, so that it is no batch of items.
+    An input of which only the first axis is open is left out if that axis has the length of the batch.
     """
     found = [
         spec.name

@@ -133,7 +133,7 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
 
 
 def is_computed_output(value: ir.Value) -> bool:
-    """Whether a tensor is an output of its graph, and no input of it that is given back as it is."""
+    """Return whether a tensor is an output of its graph, but not an input that the graph returns unchanged."""
     return value.is_graph_output() and not value.is_graph_input()
 
 

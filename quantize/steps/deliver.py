@@ -13,7 +13,7 @@ from ...transforms import METADATA_KEY
 from ...transforms.existing import is_finished
 from ...transforms.graph import nodes_by_name
 from ...transforms.plan import Impl, Plan
-from ...transforms.reasons import ALREADY, INTEGER, NONE, other
+from ...transforms.reasons import ALREADY, INTEGER, other
 from ..accuracy.choices import GIVEN_NOTE, was_given
 from ..job import Candidate, Job, Trial
 from ..model.files import load_model, size_on_disk
@@ -240,10 +240,11 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
 
 def _in_float(job: Job, candidate: Candidate, plan: Plan, reason: str) -> Candidate:
     """Return the simplified model in the place of a candidate; units of the plan without a reason get the given one."""
-    without = NONE if job.source is None else NO_RANGES  # data would give ranges: that is not why
-    reasons = {name: choice.reason for name, choice in plan.choices.items() if choice.reason != without}
+    told = {name: choice.reason for name, choice in plan.choices.items()}
+    if job.source is not None:  # there are data: missing ranges are not the reason
+        told = {name: own for name, own in told.items() if own != NO_RANGES}
     choices = {
-        u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=reasons.get(u.name) or other(reason))
+        u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=told.get(u.name) or other(reason))
         for u in plan.units
     }
     model = job.simple.clone()

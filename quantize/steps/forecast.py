@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ...calibration.session import Array
-from ...transforms.graph import constant, nodes_by_name
+from ...transforms.graph import computes_in_bodies, constant, nodes_by_name
 from ...transforms.ops import OPS
 from ..corrections.layer_by_layer import WALKED
 from ..corrections.rounding import SPARSE, multiplications
@@ -29,7 +29,7 @@ LOADED = 0.006  # seconds for one unit of a plan: writing, loading and reading i
 PROFILES = 9  # plans that are profiled: float, each integer form, rules, and those of the costs
 PLANS = 8  # plans that are timed in turns; then the best one beside the same without native operators
 PROBED = 0.03  # seconds for which runs are timed for the forecast
-LEAST_SHARE = 0.05  # the least share of a processor that is believed: a pause of the machine is no crowd
+LEAST_SHARE = 0.05  # of a processor; a smaller measured share counts as this one, because the machine has paused
 REPEATED = 1.5  # measurements until the times are sure, the first one included
 RELIEVED = 2  # models that the relief of a model makes until one keeps the promise
 
@@ -63,8 +63,8 @@ def _stages(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]
     if job.corrections & ADJUSTING:
         found["correct weights"] = _correcting(job, run, sizes)
     found["time"] = _in_turns(run, 3, job.options.seconds) * len(job.loads)
-    looped = len(nodes_by_name(job.simple)) > len(job.simple.graph)  # rules place what has control flow
-    if job.policy.how == "measured" and 1e3 * run >= LEAST_MS and not job.weights.large and not looped:
+    by_costs = job.policy.how == "measured" and not computes_in_bodies(job.simple)
+    if by_costs and 1e3 * run >= LEAST_MS and not job.weights.large:
         load = LOADED * len(job.all_int8_plan.units)
         profiled = min(max(PROFILED / 1e6, LEAST_RUNS * run), MOST_RUNS * run)
         found["measure costs"] = PROFILES * TURNS * (load + profiled) * len(job.loads)
@@ -111,8 +111,8 @@ def _in_turns(run: float, models: int, seconds: float) -> float:
 def _run_and_crowd(job: Job, feed: Mapping[str, Array]) -> tuple[float, float]:
     """Return the seconds of one run, and how many processes share the processor that runs it, at least 1.
 
-    A run takes the least CPU time of several runs. All runs wait for the processor while others have it: their wall
-    time over their CPU time. A large model is not run: its time follows from built-in costs.
+    The seconds are the least CPU time of several runs. The number of processes is the wall time of all runs over their
+    CPU time. A large model is not run: its time follows from built-in costs, and 1 process is assumed.
     """
     if job.weights.large:
         return 1 / runs_for(job, feed, 1.0), 1.0

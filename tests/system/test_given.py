@@ -104,7 +104,8 @@ def test_numbers_of_numpy_become_numbers_that_json_holds() -> None:
     numbers: dict[str, Any] = {"samples": np.int64(50), "threads": np.int32(1), "batch": np.int16(2)}
     checked = CheckOptions(**numbers)
     assert json.dumps([checked.samples, checked.threads, checked.batch]) == "[50, 1, 2]"
-    assert {type(length) for length in Lengths(dims={"N": np.int64(2)}).dims.values()} == {int}  # type: ignore[dict-item]
+    dims: dict[str, Any] = {"N": np.int64(2)}
+    assert {type(length) for length in Lengths(dims=dims).dims.values()} == {int}
 
 
 call: Any = partial
