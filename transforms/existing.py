@@ -106,6 +106,11 @@ def _computes_in_integers(node: ir.Node) -> bool:
     return node.op_type != "Conv" or is_linear(reader, "QuantizeLinear")
 
 
+def released_name(dequantized: ir.Value) -> str:
+    """Return the name of the float constant that `release_weights` puts in the place of a dequantized weight."""
+    return f"{dequantized.name}/float"
+
+
 def _release(node: ir.Node, index: int, taken: set[str]) -> int:
     """Replace input `index` of a node, if it is a dequantized constant, by a float constant; return 1 or 0."""
     value = node.inputs[index] if index < len(node.inputs) else None
@@ -120,7 +125,7 @@ def _release(node: ir.Node, index: int, taken: set[str]) -> int:
     axis = dq.attributes.get_int("axis", 1) if len(scale.shape) else None
     params = QParams(scale=scale.numpy(), zero_point=zero, axis=axis)
     array = dequantize(data.numpy(), params)
-    node.replace_input_with(index, add_initializer(node.graph, take(taken, f"{value.name}/float"), array))
+    node.replace_input_with(index, add_initializer(node.graph, take(taken, released_name(value)), array))
     remove_if_unread(dq)
     return 1
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from .. import UnknownNameError
-from .graph import add_initializer, computing_nodes, constant, discard, graph_of, release, remove_if_unread
+from .evaluation import evaluated
+from .graph import add_initializer, computing_nodes, constant, discard, graph_of, remove_if_unread
 from .inference import stand_ins
 from .ops import MOVES, row_of
 from .registry import Change, LeftAlone, transform
@@ -25,6 +23,8 @@ BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear"})
 WEIGHT_PATH = MOVES | {"Cast", "Slice"}
 """Operators of one tensor that may stand between a weight and what reads it; a Concat may too."""
+SCALING = frozenset({"Add", "Div", "Mul", "Sub"})
+"""Operators that may stand there with a constant: a weight may be stored as integers with a scale and a zero point."""
 RECURRENT_WEIGHTS = dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2))
 """The indices of the weights of recurrent operators; exporters put their gates in order by a Slice for each."""
 GROWTH = 0.1
@@ -57,8 +57,8 @@ def fold_constants(
              e = Slice(Shape(z), [1], [2])
     After:   w, n, s, d, e are initializers
     The file grows by at most 10 % of the constants of the model, or 4 KiB: the results that make it grow least are
-        stored first. The weights of products and of recurrent operators are stored if they grow by at most 256 MiB, or
-        the size of all constants.
+        stored first. The weights of products and of recurrent operators, also those that are integers with a scale and
+        a zero point, are stored if they grow by at most 256 MiB, or the size of all constants.
     Left alone: results beyond this growth (``grows``); random operators; QuantizeLinear and DequantizeLinear, which
         hold the int8 weights; control flow, except the nodes in its bodies; operators of other domains; outputs of
         graphs and bodies; results larger than both max_size_in_bytes and their inputs; operators that
@@ -188,10 +188,17 @@ def _is_weight(node: ir.Node) -> bool:
                 return True
             if use.idx in RECURRENT_WEIGHTS.get(op, ()):
                 return True
-            if use.node not in seen and (op == "Concat" or (op in WEIGHT_PATH and use.idx == 0)):
+            if use.node not in seen and _passes_weight(use.node, use.idx):
                 seen.add(use.node)
                 waiting.append(use.node)
     return False
+
+
+def _passes_weight(node: ir.Node, index: int) -> bool:
+    """Whether a node only moves the tensor that is this input, or scales and shifts it by constants."""
+    if node.op_type in SCALING:
+        return all(constant(value) is not None for i, value in enumerate(node.inputs) if i != index)
+    return node.op_type == "Concat" or (node.op_type in WEIGHT_PATH and index == 0)
 
 
 def _is_candidate(node: ir.Node) -> bool:
@@ -292,25 +299,15 @@ def _sliced(given: Sequence[np.ndarray | None], count: int) -> np.ndarray | None
 
 def _evaluated(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> list[np.ndarray]:
     """Run one node in onnx's reference evaluator, with the operator sets of the model."""
-    tensors = {value.name or "": constant(value) for value in node.inputs if value is not None}
-    read = sum(tensor.nbytes for tensor in tensors.values() if tensor is not None)
+    given = [value for value in node.inputs if value is not None]
+    constants = {str(value.name): tensor for value in given if (tensor := constant(value)) is not None}
+    read = sum(tensor.nbytes for tensor in constants.values())
     outputs = [value for value in node.outputs if value.name]
     for value in outputs:
         _check_size(_expected_bytes(shapes.get(value)), read, limit)
         if node.op_type in VALUES_GIVE_SHAPE and not _has_size(shapes.get(value)):
             raise LeftAlone("shape-unknown")
-    feeds = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
-    for tensor in tensors.values():
-        release(tensor)
-    graph = onnx.GraphProto(name="fold_constants", node=[ir.to_proto(node)])
-    graph.input.extend(onnx.ValueInfoProto(name=name) for name in feeds)
-    graph.output.extend(onnx.ValueInfoProto(name=value.name) for value in outputs)
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            results = ReferenceEvaluator(graph, opsets=dict(model.opset_imports)).run(None, feeds)
-    except Exception as error:  # the evaluator raises any error of numpy, and its own for missing operators
-        raise LeftAlone("cannot-evaluate") from error
+    results = evaluated([node], constants, [str(value.name) for value in outputs], model.opset_imports)
     arrays = iter(_checked(value, result, shapes) for value, result in zip(outputs, results, strict=True))
     return [next(arrays) if value.name else np.empty(0) for value in node.outputs]
 

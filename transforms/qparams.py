@@ -220,7 +220,7 @@ def quantize(values: Array, params: QParams) -> Array:
     info = np.iinfo(dtype)
     # up to 16 bits, float32 holds the sum of step and zero point exactly, unless the sum saturates
     exact = np.float32 if dtype.itemsize <= 2 else np.float64
-    scale, zero = _broadcast(params.scale, params, values.ndim), _broadcast(params.zero_point, params, values.ndim)
+    scale, zero = along_axis(params.scale, params, values.ndim), along_axis(params.zero_point, params, values.ndim)
     shifted = bool(zero.any())
     stored = np.empty(values.shape, dtype)
     for index in blocks(values.shape):
@@ -236,7 +236,7 @@ def dequantize(values: Array, params: QParams) -> Array:
     """Return the float32 values of the integers: products with the scale, rounded once."""
     # up to 16 bits, float32 holds the difference exactly; otherwise the product is rounded from float64
     exact = np.float32 if values.dtype.itemsize <= 2 else np.float64
-    scale, zero = _broadcast(params.scale, params, values.ndim), _broadcast(params.zero_point, params, values.ndim)
+    scale, zero = along_axis(params.scale, params, values.ndim), along_axis(params.zero_point, params, values.ndim)
     real = np.empty(values.shape, np.float32)
     for index in blocks(values.shape):
         steps = values[index].astype(exact) - _part(zero, index).astype(exact)
@@ -252,7 +252,7 @@ def quantize_bias(bias: Array, input_scale: float, weight_scale: Array) -> QPara
     return QParams(scale=scale, zero_point=np.zeros(scale.shape, np.int32), axis=0)
 
 
-def _broadcast(array: Array, params: QParams, rank: int) -> Array:
+def along_axis(array: Array, params: QParams, rank: int) -> Array:
     """Reshape a per-channel array so that it broadcasts along the channel axis of a tensor of `rank`."""
     if params.axis is None or array.ndim == 0:
         return array

@@ -35,7 +35,7 @@ from .native_use import native_use
 from .prepare import as_given
 from .ranges import TensorRanges
 from .relieve import relieved
-from .remake import record_making
+from .remake import as_written
 
 NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
@@ -272,11 +272,12 @@ def _finish(
     job.progress("inspect", 0, None)
     kernels = _executed(job, trial)
     plan = trial.candidate.plan
+    model = trial.candidate.model
     if written is not None:
-        record_making(trial.candidate.model, job, ranges, plan, written)
+        model = as_written(model, job, ranges, plan, written)
     # another run with the same output waits, so that model and plan are of one run
     with exclusive(Path(os.path.realpath(output)).parent), save_plan(plan, plan_path(output)):
-        size = save_model(trial.candidate.model, output, external=job.options.external_data)
+        size = save_model(model, output, external=job.options.external_data)
     return Run(job, ranges, trial, kernels, _result(job, trial, kernels, os.fspath(output), size))
 
 

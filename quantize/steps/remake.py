@@ -14,7 +14,9 @@ from ...calibration.observations import Observations
 from ...calibration.sources import DataSource
 from ...transforms.plan import Impl, Plan
 from ..job import Evidence, Job
+from ..model.files import load_model
 from ..model.metadata import Environment, Made, Written, describe_making, describe_origin, plan_digest
+from ..model.stored import stored_as_given
 from ..options.options import Options
 from ..placement.plan_file import read_plan
 from ..runtime.progress import Progress
@@ -68,13 +70,11 @@ def remake(
     written = recipe.written
     if written == "int8":
         candidate = correct(job, ranges, write(read_plan(recipe.plan, facts, rules)))
-        record_making(candidate.model, job, ranges, candidate.plan, written)
-        return candidate.model
+        return as_written(candidate.model, job, ranges, candidate.plan, written)
     kept = as_given(job) if written == "given" else job
     model = kept.simple.clone()
     describe_origin(model, (), {}, job.asked())
-    record_making(model, kept, ranges, all_float(kept.all_int8_plan if written == "given" else rules), written)
-    return model
+    return as_written(model, kept, ranges, all_float(kept.all_int8_plan if written == "given" else rules), written)
 
 
 def all_float(plan: Plan) -> Plan:
@@ -82,8 +82,11 @@ def all_float(plan: Plan) -> Plan:
     return plan.with_choices({name: replace(choice, impl=Impl.FLOAT) for name, choice in plan.choices.items()})
 
 
-def record_making(model: ir.Model, job: Job, ranges: TensorRanges, plan: Plan, written: Written) -> None:
-    """Record in the metadata of a model what is needed to make it again."""
+def as_written(model: ir.Model, job: Job, ranges: TensorRanges, plan: Plan, written: Written) -> ir.Model:
+    """Return a model in the form in which it is written; its metadata say what is needed to make it again.
+
+    Its float weights are stored as the given model stores them, where that is shorter.
+    """
     given = {"data": job.judged, "ranges": job.supply.ranges is not None}
     made = Made(
         source=job.path.name,
@@ -99,6 +102,7 @@ def record_making(model: ir.Model, job: Job, ranges: TensorRanges, plan: Plan, w
         environment=Environment.here(),
     )
     describe_making(model, made)
+    return stored_as_given(model, load_model(job.path))
 
 
 def data_digest(seen: Observations) -> str:

@@ -141,6 +141,18 @@ def test_the_weights_of_a_product_are_stored_though_the_file_grows() -> None:
     assert [node.op_type for node in model.graph] == ["Cast", "Gather", "ReduceSum", "MatMul", "MatMul"]
 
 
+@pytest.mark.parametrize("scaling", ["Mul(c, s)", "Mul(s, c)", "Div(c, s)", "Add(c, s)", "Sub(c, s)"])
+def test_the_weights_of_a_product_may_be_integers_with_a_scale_and_a_zero_point(scaling: str) -> None:
+    text = f"""g (float[2,64] x) => (float[2,64] y) <int8[64,64] w = {{}}, float[64] s = {{}}> {{
+        c = Cast <to = 1> (w) m = {scaling} t = Transpose(m) y = MatMul(x, t)
+    }}"""
+    model = ir.from_onnx_text(HEADER + text)
+    for name, array in (("w", np.ones((64, 64), np.int8)), ("s", np.full(64, 3, np.float32))):
+        model.graph.initializers[name].const_value = ir.tensor(array, name=name)
+    fold_constants(model)
+    assert [node.op_type for node in model.graph] == ["MatMul"]
+
+
 def test_weights_of_a_recurrent_operator_are_put_in_order() -> None:
     """Each part makes the model larger, until the last one frees the whole."""
     gates = " ".join(f"g{i} = Slice(w, at{i}, at{i + 1}, zero)" for i in range(4))
