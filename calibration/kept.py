@@ -51,25 +51,22 @@ def kept(rows: Rows, limit: int = LIMIT) -> Rows:
     return replace(rows, read=read)
 
 
-def counted(rows: Rows, told: Callable[[int], object], limit: int = LIMIT) -> Rows:
-    """Return `kept` rows with their number.
+def counted(rows: Rows, told: Callable[[int], object]) -> tuple[Rows, int]:
+    """Return rows with their number, and the bytes of all samples; 0 bytes if the number was known.
 
-    Rows of unknown number are read once and counted. If they exceed the limit, they are returned without a number.
+    Rows of unknown number are read once.
 
     Args:
-        rows: The result of `kept` with the same limit.
+        rows: The rows; those of `kept` keep what is read here.
         told: Called with the number of samples so far.
-        limit: Bytes that are kept at most.
     """
-    if rows.length is not None or rows.starts is not None:
-        return rows
     number, size = 0, 0
+    if rows.length is not None or rows.starts is not None:
+        return rows, size
     for sample in rows.read(None):
         number, size = number + 1, size + _bytes(sample)
-        if size > limit:
-            return rows
         told(number)
-    return replace(rows, length=number)
+    return replace(rows, length=number), size
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...calibration.kept import counted
+from ...calibration.kept import LIMIT, counted, kept
+from ...calibration.session import FEW
 from ..job import Job
 from ..placement.runs import MOST_SAMPLES
 
@@ -17,30 +18,35 @@ def hold_out(job: Job) -> Job:
     """Return the job with two sources: one that gives ranges and corrections, and one to judge models on.
 
     The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample does, at most
-    `MOST_SAMPLES`. If there are fewer than `FEWEST` samples, if their number is unknown and they are too large to be
-    counted (`counted`), if they are steps of sequences with a state, or if the ranges are given, one source does both.
+    `MOST_SAMPLES`; samples of unknown number are counted. If there are fewer than `FEWEST` samples, if ``--samples``
+    picks from an unknown number, if they are steps of sequences with a state, or if the ranges are given, one source
+    does both.
 
     Raises:
         DataError: A sample cannot be read.
     """
-    source = job.source
+    source, most = job.source, MOST_SAMPLES
     if source is None or source.links or not job.judged or job.supply.ranges is not None:
         return job
     if source.picked is None:
-        source = replace(source, rows=counted(source.rows, lambda number: job.progress("read data", number, None)))
+        rows, size = counted(source.rows, lambda number: job.progress("read data", number, None))
+        source = replace(source, rows=rows)
         job = replace(job, source=source)
+        if size > LIMIT:  # a reader begins at its first sample each time: those that judge are kept
+            most = max(FEW, min(most, LIMIT * (rows.length or 0) // size))
     if source.rows.length is None:
         return job
     every = range(source.rows.length)
     picked = set(every if source.picked is None else source.picked)
     others = [position for position in every if position not in picked]
     if not others and len(picked) >= FEWEST:
-        others = _spread(every, min(len(every) // PART, MOST_SAMPLES))
+        others = _spread(every, min(len(every) // PART, most))
     if not others:
         return job
     held = others if len(others) <= MOST_SAMPLES else _spread(others, MOST_SAMPLES)
     rest = sorted(picked.difference(held))
-    return replace(job, source=replace(source, picked=rest), held=replace(source, picked=held))
+    judging = replace(source, picked=held, rows=source.rows if source.rows.random else kept(source.rows, 2 * LIMIT))
+    return replace(job, source=replace(source, picked=rest), held=judging)
 
 
 def _spread(positions: Sequence[int], count: int) -> list[int]:

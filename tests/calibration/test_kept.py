@@ -50,11 +50,12 @@ def test_the_same_samples_come_as_without_a_memory(count: int, known: bool, read
 
 
 @given(st.integers(0, 9), st.booleans(), st.integers(0, 12))
-def test_samples_that_are_kept_are_counted_without_another_reading(count: int, known: bool, room: int) -> None:
+def test_samples_are_counted_and_those_that_are_kept_are_not_read_again(count: int, known: bool, room: int) -> None:
     data, told = Data(count, known), list[int]()
-    rows = counted(kept(data.rows(), room * BYTES), told.append, room * BYTES)
-    assert rows.length == (count if known or count <= room else None)
-    assert told == ([] if known else [*range(1, min(count, room) + 1)])
+    rows, size = counted(kept(data.rows(), room * BYTES), told.append)
+    assert rows.length == count
+    assert size == (0 if known else count * BYTES)
+    assert told == ([] if known else [*range(1, count + 1)])
     read = len(data.reads)
     assert places(rows, None) == [*range(count)]
     if not known and count <= room:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,6 +255,20 @@ def test_samples_that_gave_no_ranges_judge(tmp_path: Path, int8_wins: None, sour
     found = quantize(tmp_path, data=source, effort="low")
     assert found.promise.apart
     assert 0 < found.samples <= MOST_SAMPLES
+
+
+def test_samples_of_a_large_reader_judge_too_but_fewer_of_them(
+    tmp_path: Path, int8_wins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that judge are kept in memory, because a reader begins at its first sample each time."""
+
+    def source(feeds: Feeds) -> Callable[[], Iterator[Any]]:
+        monkeypatch.setattr(holding, "LIMIT", 10 * sum(array.nbytes for array in feeds[0].values()))
+        return lambda: iter(feeds)
+
+    found = quantize(tmp_path, data=source, effort="low")
+    assert found.promise.apart
+    assert found.samples == 10
 
 
 @given(st.integers(1, 500), st.integers(1, 500))
