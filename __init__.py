@@ -125,7 +125,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
     names = sorted(set(known))
     folded = {candidate.lower(): candidate for candidate in names}
-    found = [folded[match] for match in get_close_matches(name.lower(), folded, n=3, cutoff=0.6)]
+    found = [folded[match] for match in get_close_matches(str(name).lower(), folded, n=3, cutoff=0.6)]
     if found:
         return "; did you mean " + " or ".join(map(repr, found)) + "?"
     ends = accumulate(len(name) + 2 for name in names)

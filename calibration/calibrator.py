@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from .. import RequantError, UnknownNameError
-from ..system.given import check_kind, kind_of, names_of
+from ..system.given import check_kind, check_path, kind_of, names_of, or_default
 from .bodies import find
 from .execution import Execution
 from .files import Data, RangeFile, save_ranges, shard_text
@@ -19,7 +19,7 @@ from .objects import python_object
 from .observations import Observations
 from .precision import Precision
 from .ranges import Range, Rule, parse_rule
-from .runner import Progress, length_of, observe
+from .runner import Progress, axes_of, length_of, observe
 from .session import InputSpec, ModelSource, input_specs, open_session, output_specs
 from .sources import DataSource, Source, guarded, open_source
 from .state import recognised
@@ -28,7 +28,7 @@ from .taps import activations, load_copy
 
 @dataclass(slots=True)
 class Calibrator:
-    """Observe a model's tensors over data, and choose ranges.
+    """Observe a model's tensors over data, and choose ranges. One thread at a time may use it.
 
     >>> import onnx
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
@@ -47,7 +47,7 @@ class Calibrator:
 
     Raises:
         UnknownNameError: The model has no such tensor.
-        RequantError: The model cannot be loaded, or a tensor is not float.
+        RequantError: The model cannot be loaded, a tensor is not float, or a setting is of another type.
     """
 
     model: ModelSource
@@ -65,6 +65,9 @@ class Calibrator:
 
     def __post_init__(self) -> None:
         self.tensors = names_of(self.tensors, "tensors")
+        self.channel_axis = axes_of(self.channel_axis)
+        check_kind(self.execution, Execution, "execution must be an Execution")
+        check_kind(self.histogram, bool, "histogram must be True or False")
         session = open_session(self.model, lean=True)
         self._inputs = input_specs(session)
         self._stateful = bool(recognised(self._inputs, output_specs(session)))
@@ -173,10 +176,9 @@ class Calibrator:
         Raises:
             RequantError: There is no such rule, or it needs histograms.
         """
-        chosen = self._rule(rule)
+        chosen, wanted = self._rule(rule), or_default(precision, Precision, "precision")
         return {
-            name: chosen(statistic, self.seen.runs.get(name), precision or Precision())
-            for name, statistic in self.seen.ranges.items()
+            name: chosen(statistic, self.seen.runs.get(name), wanted) for name, statistic in self.seen.ranges.items()
         }
 
     def _rule(self, text: str) -> Rule:
@@ -210,8 +212,10 @@ class Calibrator:
         check_kind(other, Calibrator, "a calibrator is merged with another one")
         if other is self:
             raise RequantError("a calibrator cannot be merged with itself: its samples would count twice")
-        if (self._inputs, self.tensors) != (other._inputs, other.tensors):
+        if (self._inputs, self.tensors) != (other._inputs, other.tensors) or not self._has_model_of(other):
             raise RequantError("calibrators of different models or tensors cannot be merged")
+        if self.channel_axis != other.channel_axis:
+            raise RequantError("calibrators with different channel axes cannot be merged")
         if self.histogram and other.histogram and self._values != other._values:
             mine, theirs = (seen._values or "all" for seen in (self, other))
             raise RequantError(f"histograms of {mine} and of {theirs} values per sample cannot be merged")
@@ -230,6 +234,11 @@ class Calibrator:
         self._shards = shards
         self._described += other._described
         return self
+
+    def _has_model_of(self, other: Calibrator) -> bool:
+        """Whether another calibrator observes the same model, or a copy of it."""
+        mine, theirs = self.model, other.model
+        return mine == theirs or fingerprint(load_copy(mine)[0]) == fingerprint(load_copy(theirs)[0])
 
     @property
     def _values(self) -> int | None:
@@ -261,6 +270,7 @@ class Calibrator:
             RequantError: There is no such rule, it needs histograms, nothing was observed, or the file cannot be
                 written.
         """
+        check_path(path, "a range file")
         chosen = self._rule(rule)
         if not self.seen.samples:
             raise RequantError("nothing was observed: call observe with data before save")

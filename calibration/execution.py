@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import RequantError
-from ..system.given import normalise_fields
+from ..system.given import normalise_fields, whole
+from ..system.numbers import DIGITS
 
 HISTOGRAM_VALUES = 1 << 14
 """The most values of a tensor that a histogram counts per sample: 8 times the number of bins."""
@@ -71,9 +72,11 @@ class Execution:
                 raise RequantError(f"{name} must be at least 1, not {number}")
         if self.first < 0:
             raise RequantError(f"the first position must be at least 0, not {self.first}")
-        part, parts = self.shard
-        if not 1 <= part <= parts:
-            raise RequantError(f"invalid shard {part}/{parts}: write i/n with 1 <= i <= n")
+        if len(self.shard) != 2:
+            raise RequantError(f"a shard has two numbers, its own and how many there are, not {len(self.shard)}")
+        part, parts = (whole(number, "a shard", 1) for number in self.shard)
+        if not part <= parts < 10**DIGITS:
+            raise RequantError(f"invalid shard {part}/{parts}: write i/n with 1 <= i <= n < 10^{DIGITS}")
 
 
 def quarter_of_memory() -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import RequantError
+from ..system.regular import reason_of
 
 
 class FileTensor(ir.ExternalTensor):
@@ -77,7 +78,7 @@ class FileTensor(ir.ExternalTensor):
                 while rest and (count := file.readinto(rest)):  # one call reads at most 2 GB
                     rest = rest[count:]
         except OSError as error:
-            raise RequantError(f"{self.path}: cannot be read: {error.strerror}") from error
+            raise RequantError(f"{self.path}: cannot be read: {reason_of(error)}") from error
         if rest:
             raise RequantError(f"{self.path}: ends inside the weights {self.name!r}: the file became shorter")
         return data

@@ -21,8 +21,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .. import RequantError
+from ..system.given import check_path
 from ..system.notes import note_written
-from ..system.regular import check_replaceable
+from ..system.regular import check_replaceable, reason_of
 from ..system.scratch import scratch_file
 from .decoding import LARGE_FILE, Count, Finite, Positive, convert_rows, load_document
 from .histogram import Histogram
@@ -302,6 +303,7 @@ def load_ranges(path: str | os.PathLike[str]) -> RangeFile:
     Raises:
         RequantError: The file is missing, malformed, or of another schema.
     """
+    check_path(path, "a range file")
     name = os.fspath(path)
     document = load_document(path, _Document, "range file", SCHEMA, hint="calibrate again", most=LARGE_FILE)
     place = f"{name}: malformed range file"
@@ -421,7 +423,7 @@ def written_after(path: str | os.PathLike[str], data: bytes, *, output: bool = T
             yield
             os.replace(temporary, target)
     except OSError as error:
-        raise RequantError(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
+        raise RequantError(f"{os.fspath(path)}: cannot be written: {reason_of(error)}") from error
     if output:
         note_written(path)
 

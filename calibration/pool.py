@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeAlias, TypeVar
 
 from .. import RequantError
+from ..system.given import check_kind
 from .pieces import Piece
 
 ATTEMPTS = 3
@@ -47,7 +48,7 @@ class _Pool(Generic[T]):
 
     def __init__(self, executor: Executor | Callable[[], Executor]) -> None:
         self._make = None if isinstance(executor, Executor) else executor
-        self._executor = executor if isinstance(executor, Executor) else executor()
+        self._executor = executor if isinstance(executor, Executor) else _made(executor)
         self.threads = isinstance(self._executor, ThreadPoolExecutor)  # threads do not die
         self.in_flight: dict[Future[T], tuple[Piece[T], int]] = {}
 
@@ -69,7 +70,7 @@ class _Pool(Generic[T]):
         if self._make is None:
             raise RequantError("the executor is broken: a worker died; pass a function that creates executors")
         self._executor.shutdown(wait=False, cancel_futures=True)
-        self._executor = self._make()
+        self._executor = _made(self._make)
 
     def close(self) -> None:
         """Cancel the pieces that have not started and wait for the others."""
@@ -79,6 +80,17 @@ class _Pool(Generic[T]):
             self._executor.shutdown(wait=True, cancel_futures=True)
         else:
             wait(future for future in self.in_flight if not future.cancelled())
+
+
+def _made(make: Callable[[], Executor]) -> Executor:
+    """Return an executor that a function of the user makes.
+
+    Raises:
+        RequantError: It makes something else.
+    """
+    executor = make()
+    check_kind(executor, Executor, "the function that makes executors must return a concurrent.futures.Executor")
+    return executor
 
 
 def _results(pieces: Iterator[Piece[T]], pool: _Pool[T], most: int) -> Results[T]:

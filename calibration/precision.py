@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..system.given import normalise_fields
 from .session import Array
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -30,8 +31,10 @@ class Precision:
         """Check the width.
 
         Raises:
+            RequantError: A value is of another type.
             ValueError: The width is not between 2 and 16.
         """
+        normalise_fields(self)
         if not 2 <= self.bits <= 16:
             raise ValueError(f"{self.bits} bits; a quantized tensor has 2 to 16 bits")
 

@@ -211,6 +211,8 @@ def parse_rule(text: str) -> Rule:
 def _number(text: str, number: str, parameter: Parameter) -> float:
     """Read the number of a rule."""
     try:
+        if not number.isascii() or "_" in number:
+            raise ValueError
         value = float(number)
     except ValueError:
         raise RequantError(f"range rule {text!r}: {number.strip()!r} is not a number") from None

@@ -12,6 +12,7 @@ from reprlib import repr as brief
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import RequantError
+from ..system.given import check_kind, whole
 from ..system.values import decode_json
 from .checkpoint import Checkpoint
 from .decoding import convert
@@ -34,6 +35,22 @@ Progress: TypeAlias = Callable[[int, int | None], None]
 
 LOG_MARK = "__print__"
 """A part of every name of a logged output, unless the metadata lists the output. The name begins the line."""
+
+
+MOST_AXES = 64
+"""More than any tensor has."""
+
+
+def axes_of(channel_axis: Mapping[str, int]) -> dict[str, int]:
+    """Return channel axes by tensor.
+
+    Raises:
+        RequantError: It is no mapping from names to integers.
+    """
+    check_kind(channel_axis, Mapping, "channel_axis must be a mapping from names of tensors to axes")
+    for name in channel_axis:
+        check_kind(name, str, "channel_axis must be a mapping from names of tensors to axes")
+    return {name: whole(axis, f"the channel axis of {name!r}", -MOST_AXES) for name, axis in channel_axis.items()}
 
 
 def observe(
@@ -73,7 +90,7 @@ def observe(
     execution = execution or Execution()
     samples = length_of(source)
     few = (samples or FEW + 1) <= FEW
-    names, axes = tuple(dict.fromkeys(tensors)), dict(channel_axis or {})
+    names, axes = tuple(dict.fromkeys(tensors)), axes_of(channel_axis or {})
     targets = Targets(names, histogram, axes, few, execution.histogram_values)
     first, source = _peeked(source)
     if first is None:

@@ -37,10 +37,12 @@ def check_path(value: object, what: str) -> None:
     """Refuse what is no path.
 
     Raises:
-        RequantError: It is no text or path.
+        RequantError: It is no text or path, or contains a NUL.
     """
     if not isinstance(value, (str, os.PathLike)):
         raise RequantError(f"{what} must be the path of a file, not {kind_of(value)}")
+    if "\0" in str(value):
+        raise RequantError(f"{str(value)!r} is no path: it contains a NUL")
 
 
 def check_kind(value: object, kind: type | tuple[type, ...], wanted: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from typing import IO
 
 from .. import RequantError
+from .given import check_path
 
 KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -21,6 +23,8 @@ WAITLESS = getattr(os, "O_NONBLOCK", 0)
 SMALL_FILE = 64 * 2**20
 """The most bytes of a file that `read_file` returns if the caller sets no other limit."""
 
+PARTIAL = re.compile(r"[0-9]+ requested and [0-9]+ written")
+"""What NumPy says of a file that it could not write whole."""
 BLOCK = 2**20
 """The bytes that are read at once from a file that may be larger than its size says."""
 
@@ -39,6 +43,7 @@ def check_regular(path: AnyPath, noun: str = "file") -> os.stat_result:
     Raises:
         RequantError: The path names something else, or nothing.
     """
+    check_path(path, f"a {noun}")
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -62,6 +67,7 @@ def check_replaceable(path: AnyPath) -> None:
     Raises:
         RequantError: The path names a folder, a device, a FIFO or a socket.
     """
+    check_path(path, "an output")
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # nothing is there, or the writer says what is wrong with the name
@@ -134,8 +140,13 @@ def unreadable(path: AnyPath, error: OSError | ValueError) -> RequantError:
     if isinstance(error, FileNotFoundError):
         gone = "a link to a file that is not there" if os.path.islink(path) else "no such file"
         return RequantError(f"{os.fspath(path)}: {gone}")
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return RequantError(f"{os.fspath(path)}: cannot be read: {reason}")
+    return RequantError(f"{os.fspath(path)}: cannot be read: {reason_of(error)}")
+
+
+def reason_of(error: OSError | ValueError) -> str:
+    """Return why a file cannot be read or written, as the system or the library says it."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return "the disk may be full: not all bytes were written" if PARTIAL.fullmatch(text) else text
 
 
 def open_waitless(path: str, flags: int) -> int:

@@ -5,16 +5,32 @@ A failed assertion prints a line and ends the process. The process that waits pu
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from .printable import sentence
 
 STDERR = 2
+
+
+class _Lenient(io.TextIOWrapper):
+    """A text stream that drops what cannot be written: a full disk must not end the work that a line tells of."""
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it; return its length."""
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what waits, or drop it."""
+        with suppress(OSError):
+            super().flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +44,32 @@ class _Streams:
 _streams: _Streams | None = None
 
 
+def drop_errors() -> None:
+    """Let stderr drop what it cannot write, and open closed standard streams, as empty ones.
+
+    The next file that is opened would take the number of a closed stream, and libraries would write into it.
+    """
+    for descriptor in range(STDERR + 1):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    sys.stderr = _lenient(STDERR)
+
+
+def _lenient(descriptor: int) -> _Lenient:
+    """Return a stream to a file descriptor, with the encoding of stderr."""
+    old = sys.stderr
+    encoding, errors = ("utf-8", "backslashreplace") if old is None else (old.encoding, old.errors)
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return _Lenient(raw, encoding, errors, line_buffering=True, write_through=True)
+
+
 def keep_in(file: BinaryIO) -> None:
     """Let Python write to stderr by another file descriptor, so that `aside` moves only what libraries write."""
     global _streams
-    if sys.stderr is None:
-        return
     _streams = _Streams(os.dup(STDERR), file.fileno())
-    sys.stderr = os.fdopen(_streams.real, "w", 1, sys.stderr.encoding, sys.stderr.errors, closefd=False)
+    sys.stderr = _lenient(_streams.real)
 
 
 def is_moved() -> bool:
@@ -61,7 +96,8 @@ def aside() -> Iterator[None]:
         if size:
             written = os.pread(streams.aside, size, 0).decode(errors="replace")
             notes = "".join(f"{sentence(f'note: {line}')}\n" for line in written.splitlines() if line.strip())
-            os.write(STDERR, notes.encode())
+            with suppress(OSError):
+                os.write(STDERR, notes.encode())
             os.lseek(streams.aside, 0, os.SEEK_SET)
             os.ftruncate(streams.aside, 0)
 

@@ -47,6 +47,7 @@ def supervised(command: Callable[[], object]) -> None:
     Args:
         command: The command. It ends with SystemExit.
     """
+    stderr.drop_errors()
     if not hasattr(os, "fork") or COMPLETE in os.environ or HELP.intersection(sys.argv[1:]):
         ending.interrupt_on_signals()
         _run(command)
@@ -91,8 +92,7 @@ def _run(command: Callable[[], object]) -> None:
         _say(f"{error.filename or 'standard output'}: {error.strerror}")
         code = CRASH
     except BaseException:  # a fault of this package: the interpreter prints it, if no reader has closed stderr
-        if sys.stderr is not None and not sys.stderr.closed:
-            notes.note(code=1)
+        notes.note(code=1)
         raise
     ending.ignore_signals()
     faulthandler.disable()
@@ -102,10 +102,8 @@ def _run(command: Callable[[], object]) -> None:
 
 
 def _say(text: str) -> None:
-    """Print a line on stderr, if there is one."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            print(sentence(f"requant: {text}"), file=sys.stderr, flush=True)
+    """Print a line on stderr."""
+    print(sentence(f"requant: {text}"), file=sys.stderr, flush=True)
 
 
 def _flushed(*, told: bool) -> bool:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .. import UnknownNameError
-from ..system.given import kind_of
+from ..system.given import check_kind, kind_of
 from .registry import TransformError
 
 NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -49,6 +49,8 @@ def join(group: str, phase: int, step: str) -> None:
         TransformError: The name of the group is not valid, the phase is no integer, or the group has the same step
             in this phase already.
     """
+    for text, what in ((group, "the name of a group"), (step, "a step")):
+        check_kind(text, str, f"{what} must be a text")
     if not isinstance(phase, int):
         raise TransformError(f"the phase of {step} must be an integer, not {kind_of(phase)}")
     if not NAME.fullmatch(group):

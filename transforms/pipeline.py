@@ -22,12 +22,12 @@ from .. import RequantError, near
 from . import plugins
 from .existing import MADE_KEY, is_finished
 from .groups import SPARING, members
-from .registry import REQUIRED, Change, Option, PipelineError, Transform, TransformError
+from .registry import COMMON, REQUIRED, Change, Option, PipelineError, Transform, TransformError
 from .verify import Signature, VerifyError, signature, verify
 
 SPARED = "written-by-requant"
 METADATA_KEY = "requant.pipeline"
-IGNORE_ERRORS = Option("ignore_errors", bool, False)
+IGNORE_ERRORS = Option(COMMON, bool, False)
 
 Value = int | float | bool | str | tuple[str, ...]
 Progress = Callable[["Step"], None]

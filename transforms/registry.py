@@ -126,13 +126,16 @@ class Transform:
             change = self.function(model, **options)
         except RequantError:
             raise
-        except Exception as error:  # the code of others may raise anything
+        except (Exception, SystemExit) as error:  # the code of others may raise anything
             text = " ".join(str(error).split())
             raise RequantError(f"{self.function.__module__}: {type(error).__name__}: {text}") from error
         if not isinstance(change, Change):
             raise RequantError(f"{self.function.__module__}: returned {type(change).__name__}, not a Change")
         return change
 
+
+COMMON = "ignore_errors"
+"""The name of the option that every step of a pipeline has."""
 
 REGISTRY: dict[str, Transform] = {}
 
@@ -162,6 +165,8 @@ def transform(
             raise TypeError(f"two transforms named {name!r}")
         if not inspect.getdoc(function):
             raise TypeError(f"transform {name!r} has no docstring")
+        if isinstance(after, str):
+            raise TypeError(f"transform {name!r}: after must be a tuple of names, not the text {after!r}")
         options = _options(name, function)
         REGISTRY[name] = Transform(name, function, options, after, changes_io, changes_values, takes_unsorted)
         return function
@@ -176,15 +181,21 @@ def _place(function: Function) -> tuple[str, str]:
 
 def _options(name: str, function: Function) -> dict[str, Option]:
     """Read the options of a transform from its signature."""
-    hints = get_type_hints(function)
+    hints, parameters = get_type_hints(function), list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind in (parameters[0].KEYWORD_ONLY, parameters[0].VAR_KEYWORD):
+        raise TypeError(f"transform {name!r}: the first parameter must be the model")
     options = {}
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+    for parameter in parameters[1:]:
         hint = _without_none(hints.get(parameter.name))
         kind = get_origin(hint) or hint
         if parameter.kind is not parameter.KEYWORD_ONLY:
             raise TypeError(f"transform {name!r}: option {parameter.name!r} must be keyword-only")
         if kind not in OPTION_TYPES or (kind is tuple and get_args(hint) != (str, ...)):
             raise TypeError(f"transform {name!r}: option {parameter.name!r} has no type that a pipeline can write")
+        if parameter.name == COMMON:
+            raise TypeError(f"transform {name!r}: {COMMON!r} is an option of every step")
+        if parameter.default not in (parameter.empty, None) and not isinstance(parameter.default, kind):
+            raise TypeError(f"transform {name!r}: the default of {parameter.name!r} is no {kind.__name__}")
         options[parameter.name] = Option(parameter.name, kind, parameter.default)
     return options
 

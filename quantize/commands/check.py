@@ -33,12 +33,14 @@ def check(
     with it the model is quantized first. See docs/ci.md.
     """
     from ..console.checked import print_check
-    from ..gate.outputs import github_lines, write_outputs
+    from ..gate.outputs import check_summary, github_lines, write_outputs
     from ..project.check import check_project
     from ..project.file import requested_project
 
     models = {name: path for name, path in (("float", float), ("model", model)) if path is not None}
     requested = requested_project(project, {**models, **values})
+    read = (requested.model, requested.output, requested.baseline, *map(requested.check.get, ("data", "labels")))
+    check_summary(os.environ, [requested.folder / str(each) for each in read if each])
     as_json = as_json or requested.check.get("json", False)
     made = requested.folder / requested.output
     again = requested.quantize is not None and made.exists()

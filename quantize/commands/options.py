@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ... import RequantError
+from ...system.numbers import whole_number
 from ..options.declared import (
     CALIBRATION,
     DATA,
@@ -137,10 +138,11 @@ def source_options(help_text: str = DATA.help, *, required: bool = False) -> Dec
 
 def parse_shard(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
     """Return the part and the number of parts of a text such as ``2/3``."""
-    match = re.fullmatch(r"([1-9][0-9]*)/([1-9][0-9]*)", value)
-    if match is None or int(match[1]) > int(match[2]):
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", value)
+    part, parts = (None, None) if match is None else map(whole_number, match.groups())
+    if part is None or parts is None or not 1 <= part <= parts:
         raise click.BadParameter(f"{value!r} is not a part; write i/n, for instance 2/3", ctx, param)
-    return int(match[1]), int(match[2])
+    return part, parts
 
 
 def lengths_options(command: Command) -> Command:

@@ -87,6 +87,11 @@ def judge(now: Measured, baseline: Baseline) -> list[Line]:
 # ------------------------------------------------------------------------------------------------------- accuracy
 
 
+def exceeds(drop: float, allowed: float) -> bool:
+    """Return whether a drop is larger than a tolerance, beyond the rounding of floats: not 1 - 0.99 of 0.01."""
+    return drop > allowed and not math.isclose(drop, allowed, rel_tol=1e-9)
+
+
 def beyond(drop: float, interval: Interval | None, allowed: float) -> bool:
     """Return whether a drop counts: it exceeds the tolerance, and its confidence interval excludes 0.
 
@@ -95,7 +100,7 @@ def beyond(drop: float, interval: Interval | None, allowed: float) -> bool:
         interval: The 95 % confidence interval of the drop; without one the drop alone decides.
         allowed: The greatest allowed drop.
     """
-    return drop > allowed and (interval is None or interval[0] > 0)
+    return exceeds(drop, allowed) and (interval is None or interval[0] > 0)
 
 
 def amount(allowed: Allowance, before: float) -> float:
@@ -125,7 +130,7 @@ def metric_line(before: Scored, now: Scored, allowed: Allowance, *, other_data: 
     except RequantError:  # a metric of the user may have another number of items
         drop, interval, method = metric.worse(old.value, new.value), None, "no interval: other items"
     line = _with(line, Status.OK, "", interval=interval)
-    if not drop > amount(allowed, old.value):
+    if not exceeds(drop, amount(allowed, old.value)):
         return line
     if not beyond(drop, interval, amount(allowed, old.value)):
         assert interval is not None
@@ -320,7 +325,7 @@ def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) ->
 
 def share_line(now: float, before: float, allowed: float) -> Line:
     """Compare the share of multiply-accumulates in integer kernels."""
-    fails = before - now > allowed
+    fails = exceeds(before - now, allowed)
     return Line(
         name="mac_share",
         status=Status.FAIL if fails else Status.OK,

@@ -20,6 +20,7 @@ from ...calibration.decoding import LARGE_FILE, Count, Finite, Number, convert, 
 from ...calibration.files import write_atomically
 from ...calibration.npy import DEFLATE
 from ...calibration.session import Array
+from ...system.given import check_path
 from ...system.regular import check_replaceable
 from ..accuracy.metrics import Score, metric_named
 from ..runtime.runtimes import PLAIN, Setting
@@ -102,6 +103,7 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
     Raises:
         RequantError: It is missing, malformed, of another version, or a tolerance in it is out of range.
     """
+    check_path(path, "a baseline")
     name = os.fspath(path)
     if not os.path.lexists(path):
         raise RequantError(f"{name}: no such baseline; --update measures and writes it")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 from ... import RequantError
 from ...calibration.files import write_atomically
+from ...system.apart import PathLike, check_apart
 from ...system.printable import CELL, printable, printable_lines, sentence
-from ...system.regular import open_waitless
+from ...system.regular import open_waitless, reason_of
 from .judge import Line, Status
 from .run import Check
 
@@ -111,6 +112,22 @@ def _escaped(text: str, more: str = "") -> str:
     return "".join(f"%{ord(char):02X}" if char in f"%\r\n{more}" else char for char in text)
 
 
+def check_summary(environment: Mapping[str, str], inputs: Sequence[PathLike]) -> None:
+    """Refuse a summary of the job that is an input, or that cannot be written.
+
+    Raises:
+        RequantError: It is refused.
+    """
+    summary = environment.get(SUMMARY)
+    if not summary:
+        return
+    check_apart({f"the file of ${SUMMARY}": summary}, inputs)
+    folder = Path(summary).absolute().parent
+    if Path(summary).is_dir() or not folder.is_dir():
+        what = "is a folder" if folder.is_dir() else f"no folder {str(folder)!r} to write to"
+        raise RequantError(f"{summary}: {what}; ${SUMMARY} must name a file")
+
+
 def write_outputs(
     check: Check, junit_path: Path | None, markdown_path: Path | None, environment: Mapping[str, str]
 ) -> None:
@@ -128,4 +145,4 @@ def write_outputs(
             with open(summary, "a", encoding="utf-8", opener=open_waitless) as file:
                 file.write(markdown(check))
         except OSError as error:
-            raise RequantError(f"{summary}: cannot be written: {error.strerror}") from error
+            raise RequantError(f"{summary}: cannot be written: {reason_of(error)}") from error

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ... import RequantError
 from ...system.notes import note_written
+from ...system.regular import reason_of
 from ...transforms import REGISTRY, Pipeline, StepResult
 from .files import PathLike, check_output
 from .writing import save_model
@@ -81,7 +82,7 @@ def _make(folder: Path) -> bool:
     except FileExistsError as error:
         raise RequantError(f"{folder}: is a file; give a folder for the dumps") from error
     except OSError as error:
-        raise RequantError(f"{folder}: dumps cannot be written there: {error.strerror}") from error
+        raise RequantError(f"{folder}: dumps cannot be written there: {reason_of(error)}") from error
 
 
 def _is_dump(path: Path) -> bool:

@@ -21,8 +21,9 @@ from ...calibration.file_tensor import read_from_files
 from ...calibration.onnx_files import parse_proto, read_proto
 from ...calibration.session import LARGE, Serialized
 from ...calibration.stamps import locations
+from ...system.given import check_path
 from ...system.notes import note
-from ...system.regular import check_file, check_replaceable
+from ...system.regular import check_file, check_replaceable, reason_of
 from ...system.scratch import scratch_folder
 from ...transforms import VerifyError, verify
 from ...transforms.graph import quiet, release
@@ -49,6 +50,7 @@ def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:
         RequantError: The file does not exist, is not a complete and valid ONNX model, or is compiled for another
             machine; or an external data file is missing, too short or outside the model's folder.
     """
+    check_path(path, "a model")
     note(model=os.fspath(path))
     proto = read_message(path)
     try:
@@ -174,11 +176,12 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
         RequantError: The path is the input or its data, the file exists and `force` is not set, or the folder cannot be
             written to.
     """
+    check_path(path, "the output")
     target = Path(path)
     try:
         exists = target.exists()
     except OSError as error:  # the file system refuses the name
-        raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
+        raise RequantError(f"{path}: cannot be written: {reason_of(error)}") from error
     if exists and Path(source).exists() and target.samefile(source):
         raise RequantError(f"{path}: the output would overwrite the input; choose another path")
     check_replaceable(target)
@@ -192,7 +195,7 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise RequantError(f"{path}: cannot write to {str(folder)!r}: {error.strerror}") from error
+        raise RequantError(f"{path}: cannot write to {str(folder)!r}: {reason_of(error)}") from error
 
 
 def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> None:
@@ -272,7 +275,7 @@ def staging(output: PathLike | None = None) -> Iterator[Path]:
         try:
             folder = stack.enter_context(scratch_folder(beside))
         except OSError as error:
-            raise RequantError(f"{beside}: cannot be written to: {error.strerror}") from error
+            raise RequantError(f"{beside}: cannot be written to: {reason_of(error)}") from error
         yield folder
 
 
@@ -314,7 +317,7 @@ def _move(weights: Sequence[ir.Value], folder: Path) -> None:
         with open(folder / f"{secrets.token_hex(4)}.data", "xb") as file:
             offsets = write_side(file, tensors)
     except OSError as error:
-        raise RequantError(f"{folder}: weights cannot be written there: {error.strerror}") from error
+        raise RequantError(f"{folder}: weights cannot be written there: {reason_of(error)}") from error
     refer(weights, Path(file.name), offsets)
     del tensors
     gc.collect()  # unused clones of the model are reference cycles, and would keep the weights

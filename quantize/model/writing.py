@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.files import replacing
 from ...system.notes import note_written
-from ...system.regular import check_replaceable
+from ...system.regular import check_replaceable, reason_of
 from ...system.scratch import OLD, exclusive, scratch_folder
 from ...transforms.externalize_weights import EXTERNAL, external_threshold
 from ...transforms.tensors import external_tensors, load_tensors, tensors
@@ -52,7 +52,7 @@ def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> in
         else:
             size = _save_whole(copy, target)
     except OSError as error:
-        raise RequantError(f"{path}: cannot be written: {error.strerror}") from error
+        raise RequantError(f"{path}: cannot be written: {reason_of(error)}") from error
     note_written(path)
     return size
 

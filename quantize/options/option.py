@@ -171,9 +171,9 @@ def check_batches(sizes: tuple[int, ...]) -> None:
     """
     if not sizes:
         raise RequantError("batch needs at least one size")
-    odd = next((size for size in sizes if not isinstance(size, Integral)), None)
-    if odd is not None:
-        raise RequantError(f"batch must be an integer or several, not {odd!r}")
+    for size in sizes:
+        if not isinstance(size, Integral):
+            raise RequantError(f"batch must be an integer or several, not {size!r}")
     if min(sizes) < 1:
         raise RequantError(f"batch must be at least 1, not {min(sizes)}")
     if max(sizes) > MOST_ITEMS:

@@ -21,6 +21,7 @@ from ... import RequantError
 from ...calibration.decoding import Natural, convert_rows, load_document
 from ...calibration.files import write_atomically
 from ...calibration.session import OPERATORS
+from ...system.regular import reason_of
 from ...transforms.plan import Impl, Unit
 from ..runtime.machine import Machine, folder, forgotten
 
@@ -120,7 +121,7 @@ def save(costs: Costs, path: str | os.PathLike[str], *, output: bool = True) -> 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequantError(f"{target}: cannot be written: {error.strerror}") from error
+        raise RequantError(f"{target}: cannot be written: {reason_of(error)}") from error
     write_atomically(target, json.dumps(costs.to_json(), indent=1, sort_keys=True).encode(), output=output)
 
 
@@ -156,7 +157,7 @@ def clear() -> int:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise RequantError(f"{path}: cannot be removed: {error.strerror}") from error
+            raise RequantError(f"{path}: cannot be removed: {reason_of(error)}") from error
     return len(files)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ... import RequantError
 from ...calibration.files import write_atomically
+from ...system.regular import reason_of
 from ..model.files import check_output
 from ..placement.plan_file import plan_path
 from ..result import Result
@@ -63,7 +64,7 @@ def run_demo(folder: str | os.PathLike[str], *, force: bool = False, progress: P
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequantError(f"{place}: cannot be made: {error.strerror}; give the name of a new folder") from error
+        raise RequantError(f"{place}: cannot be made: {reason_of(error)}; give the name of a new folder") from error
     model, data, output = place / MODEL, place / DATA, place / INT8
     for path in (model, data, output, plan_path(output), place / REPORT):
         check_output(path, STORED / MODEL, force=force)

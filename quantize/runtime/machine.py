@@ -78,7 +78,8 @@ def folder() -> Path:
     if named:
         return Path(named)
     try:
-        return (Path(cache) if cache else Path.home() / ".cache") / "requant"
+        absolute = cache and Path(cache).is_absolute()  # the XDG specification ignores others
+        return (Path(cache) if cache and absolute else Path.home() / ".cache") / "requant"
     except RuntimeError:  # the user has no home directory
         return Path(tempfile.gettempdir()) / "requant"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -104,7 +104,7 @@ def merge_ranges(paths: Sequence[Path_]) -> Calibration:
     Raises:
         RequantError: A file cannot be read, the files are of different models or settings, or they share data.
     """
-    if isinstance(paths, (str, os.PathLike)):
+    if isinstance(paths, (str, os.PathLike)) or not isinstance(paths, Iterable):
         raise RequantError(f"paths must be a sequence of range files, not {kind_of(paths)}")
     file = merge_files([load_ranges(path) for path in paths])
     return Calibration(file, inspect_file(file))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -92,7 +93,7 @@ def measure_sensitivity(
         job, source = _prepared(model, data, or_default(options, Options), folder, progress)
         seen = _observed(job, source, fresh=fresh)
         found = _ranges(job, source, seen)
-        tried = list(islice(iter(source.samples(samples)), samples))
+        tried = list(islice(iter(source.samples(samples)), min(samples, sys.maxsize)))
         board, notes = _board(job, found, tried)
         with trials_of(board, tried, fresh=fresh) as trials:
             evidence = _Evidence(job, board, seen, found, trials)

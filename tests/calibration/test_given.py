@@ -12,8 +12,8 @@ import onnx.parser
 import pytest
 
 from requant import RequantError, transforms
-from requant.calibration import Calibrator, Execution
-from requant.quantize import Options, Selection, compare_models, merge_ranges, quantize_model
+from requant.calibration import Calibrator, Execution, Precision, load_ranges
+from requant.quantize import Options, Selection, compare_models, inspect_model, merge_ranges, quantize_model
 from requant.quantize.runtime.runtimes import Setting
 from requant.transforms import transform
 
@@ -63,6 +63,45 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "nothing seen": (lambda: Calibrator(MODEL).save("never.json"), "nothing was observed"),
     "another model": (lambda: Calibrator(MODEL).merge(Calibrator(ANOTHER)), "of different models or tensors"),
+    "another network": (
+        lambda: Calibrator(MODEL).merge(Calibrator(MODEL.replace(b"Neg", b"Exp"))),
+        "of different models or tensors",
+    ),
+    "other channels": (
+        lambda: Calibrator(MODEL, channel_axis={"y": 0}).merge(Calibrator(MODEL, channel_axis={"y": 1})),
+        "calibrators with different channel axes cannot be merged",
+    ),
+    "three shards": (lambda: Execution(shard=some((1, 2, 3))), "a shard has two numbers, its own and how many"),
+    "half a shard": (lambda: Execution(shard=some((1.5, 2))), "a shard must be an integer, not a float"),
+    "endless shards": (lambda: Execution(shard=(1, 10**18)), r"invalid shard 1/10+: write i/n with 1 <= i <= n < 10"),
+    "no executor": (
+        lambda: Calibrator(MODEL, execution=Execution(executor=some(lambda: 3))).observe(FEEDS),
+        "must return a concurrent.futures.Executor, not an int",
+    ),
+    "an execution": (lambda: Calibrator(MODEL, execution=some({})), "execution must be an Execution, not a dict"),
+    "a share of an axis": (
+        lambda: Calibrator(MODEL, channel_axis={"y": some(1.5)}),
+        "the channel axis of 'y' must be an integer, not a float",
+    ),
+    "axes": (lambda: Calibrator(MODEL, channel_axis=some(5)), "channel_axis must be a mapping from names"),
+    "axes of numbers": (lambda: Calibrator(MODEL, channel_axis=some({1: 1})), "channel_axis must be a mapping from"),
+    "histograms": (lambda: Calibrator(MODEL, histogram=some("a")), "histogram must be True or False, not a str"),
+    "a precision": (
+        lambda: Calibrator(MODEL).observe(FEEDS).ranges("mse", some("u8")),
+        "precision must be a Precision, not a str",
+    ),
+    "bits": (lambda: Precision(bits=some(None)), "bits must be an integer, not None"),
+    "a number of other digits": (lambda: Calibrator(MODEL).ranges("percentile(९९)"), "'९९' is not a number"),
+    "underscores": (lambda: Calibrator(MODEL).ranges("percentile(9_9)"), "'9_9' is not a number"),
+    "nowhere": (lambda: Calibrator(MODEL).observe(FEEDS).save(some(None)), "a range file must be the path of a file"),
+    "a NUL": (lambda: Calibrator(MODEL).observe(FEEDS).save("a\0b"), r"'a\\x00b' is no path: it contains a NUL"),
+    "no model": (lambda: inspect_model(some(None)), "a model must be the path of a file, not None"),
+    "no ranges": (lambda: load_ranges(some(5)), "a range file must be the path of a file, not an int"),
+    "range files": (lambda: merge_ranges(some(None)), "paths must be a sequence of range files, not None"),
+    "a batch of nothing": (lambda: Options(batch=some([None])), "batch must be an integer or several, not None"),
+    "a statistic by number": (lambda: Calibrator(MODEL).observe(FEEDS)[some(5)], "no observed tensor named 5"),
+    "a group by number": (lambda: transforms.join(some(5), 1, "fold_constants"), "the name of a group must be a text"),
+    "a step by number": (lambda: transforms.join("mine", 1, some(5)), "a step must be a text, not an int"),
     "a model as bytes": (lambda: transforms.run("fold_constants", some(MODEL)), r"run takes an onnx_ir\.Model"),
 }
 

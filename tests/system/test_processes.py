@@ -381,6 +381,22 @@ def test_output_that_nobody_reads_or_holds(tmp_path: Path) -> None:
                 assert (process.returncode, process.stderr) == (2, said)
 
 
+@pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
+def test_a_command_needs_no_stderr(streams: str, tmp_path: Path) -> None:
+    """A program without a terminal, or with its log on a full disk: what cannot be told is dropped."""
+    if "/dev/full" in streams and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    save(PLAIN, tmp_path / "m.onnx")
+    command = f"'{sys.executable}' -P -m requant"
+    script = f"{command} transform m.onnx t.onnx --group simplify {streams}; echo $?; {command} inspect none {streams}"
+    done = subprocess.run(
+        ["bash", "-c", f"{script}; echo $?"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-1] == "2"
+    assert "0" in done.stdout.split()
+    assert (tmp_path / "t.onnx").is_file()
+
+
 def test_a_report_that_cannot_be_written_does_not_hide_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

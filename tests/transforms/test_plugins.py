@@ -111,6 +111,22 @@ BROKEN = {
         f"{HEAD}@transform('mine', after=('fold_constants',)){FUNCTION}\njoin('simplify', 5, 'mine')",
         "PipelineError: mine must come after fold_constants, which this pipeline runs later",
     ),
+    "after-one-name": (
+        f"{HEAD}@transform('mine', after='fold_constants'){FUNCTION}",
+        "TypeError: transform 'mine': after must be a tuple of names, not the text 'fold_constants'",
+    ),
+    "no-model": (
+        f"{HEAD}@transform('mine')" + FUNCTION.replace("(model)", "()"),
+        "TypeError: transform 'mine': the first parameter must be the model",
+    ),
+    "common-option": (
+        f"{HEAD}@transform('mine')" + FUNCTION.replace("(model)", "(model, *, ignore_errors: bool = True)"),
+        "TypeError: transform 'mine': 'ignore_errors' is an option of every step",
+    ),
+    "bad-default": (
+        f"{HEAD}@transform('mine')" + FUNCTION.replace("(model)", "(model, *, n: int = 'three')"),
+        "TypeError: transform 'mine': the default of 'n' is no int",
+    ),
     "bad-group": (
         f"{HEAD}join('my group', 5, 'fold_constants')",
         "TransformError: no group can be named 'my group': a name is made of letters, digits and '_'",

@@ -13,6 +13,7 @@ import numpy as np
 
 from .... import RequantError, UnknownNameError
 from ....calibration.objects import Named, failing_at, named, on_path
+from ....system.given import kind_of
 from ..classes import Array
 from ..sqnr import decibels
 from . import decisions, detection, items, sequences, signals, vectors
@@ -298,7 +299,7 @@ def _ours(name: str) -> Metric | None:
 def _check_function(found: Named) -> None:
     """Raise RequantError if what the user names is not a function."""
     if not callable(found.value):
-        raise RequantError(f"metric {found.name}: a {type(found.value).__name__} is not a function")
+        raise RequantError(f"metric {found.name}: {kind_of(found.value)} is not a function")
 
 
 def _decoder(text: str, name: str) -> Decoder:
@@ -351,7 +352,7 @@ def own_value(metric: Metric, *arguments: object) -> tuple[float, Array | None]:
     place = f"metric {metric.name}"
     with failing_at(place), on_path(metric.own.folder):
         returned = metric.own.call(*arguments)
-    wanted = f"{place}: returned a {type(returned).__name__}, but must return a number or an array of numbers"
+    wanted = f"{place}: returned {kind_of(returned)}, but must return a number or an array of numbers"
     if returned is None:
         raise RequantError(wanted)
     with failing_at(wanted):

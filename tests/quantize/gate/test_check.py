@@ -26,7 +26,7 @@ from requant.quantize import CheckOptions, Setting, check
 from requant.quantize.accuracy.metrics import METRICS, Score
 from requant.quantize.gate import lock, measure
 from requant.quantize.gate.judge import Status
-from requant.quantize.gate.outputs import github_lines, junit, markdown, verdict, write_outputs
+from requant.quantize.gate.outputs import check_summary, github_lines, junit, markdown, verdict, write_outputs
 from requant.quantize.gate.run import Check
 
 ROOT = Path(__file__).parents[3]
@@ -364,6 +364,15 @@ def test_markdown_is_a_table_and_goes_into_the_summary(
     assert "| ✗ | sqnr |" in own
     assert "  - `conv2: 1 channel of weight zero" in own
     assert ElementTree.parse(tmp_path / "own.xml").getroot().get("failures") == str(len(broken.findings))
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"), [("none/s.md", "no folder"), (".", "is a folder"), ("m.onnx", "the input")]
+)
+def test_a_summary_that_cannot_be_written_is_refused_first(summary: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").touch()
+    with pytest.raises(RequantError, match=f"{said}.*GITHUB_STEP_SUMMARY|GITHUB_STEP_SUMMARY.*{said}"):
+        check_summary({"GITHUB_STEP_SUMMARY": str(tmp_path / summary)}, [tmp_path / "m.onnx"])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs the modes of POSIX")

@@ -27,7 +27,7 @@ from requant.quantize.gate.baseline import (
     tolerances,
 )
 from requant.quantize.gate.blame import changed_layers, explained
-from requant.quantize.gate.judge import Line, Status, beyond, judge, metric_line, size_line, slower
+from requant.quantize.gate.judge import Line, Status, beyond, judge, metric_line, share_line, size_line, slower
 from requant.quantize.gate.run import CheckOptions
 from requant.quantize.runtime.machine import Machine
 
@@ -360,3 +360,9 @@ def test_tolerances_are_read_as_they_are_written(plain: dict[str, float], drop: 
 @pytest.mark.parametrize("text", ["10%", "0.1", 0.1])
 def test_a_share_may_be_written_in_percent(text: object) -> None:
     assert tolerances({"latency": text}, []).latency == pytest.approx(0.1, rel=2**-52)
+
+
+@pytest.mark.parametrize(("now", "before"), [(0.99, 1.0), (0.89, 0.9), (0.49, 0.5)])
+def test_a_drop_by_the_tolerance_is_allowed(now: float, before: float) -> None:
+    assert share_line(now, before, 0.01).status is Status.OK
+    assert share_line(now - 0.001, before, 0.01).status is Status.FAIL
