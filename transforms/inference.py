@@ -29,6 +29,12 @@ def infer(model: ir.Model) -> None:
         value.shape, value.type = found.shape, found.type
 
 
+def outputs_of(model: ir.Model) -> list[ir.Value]:
+    """Return the outputs of a model, each with the shape that onnx infers."""
+    known = stand_ins(model)
+    return [known.get(each, each) for each in model.graph.outputs]
+
+
 def stand_ins(model: ir.Model) -> dict[ir.Value, ir.Value]:
     """Return a new value for each value of the model and its bodies, with the type and the shape that onnx can infer.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from ...calibration.samples import Sample
 
@@ -32,6 +33,10 @@ UNIT = 1e-3
 """Rows whose length differs from 1 by at most this are normalised: directions, not scores."""
 FEWEST = 16
 """The least number of items from which a drop is predicted."""
+INTO_CHOICE = " (into ArgMax)"
+"""The end of the label of scores that are compared in place of the classes chosen from them."""
+ROWS = 2
+"""The rank of scores that are a row for each item."""
 ONE_CLASS = 0.98
 """Rows are no scores per class if more than this share of them has the same greatest value, unless they are
 probabilities or have labels: a regression of several quantities has one that is always the greatest."""
@@ -90,6 +95,14 @@ def _are_evident(scores: Array, sample: Sample) -> bool:
     """Whether scores are known to be per class without a label: probabilities, or a row for each item of the batch."""
     rows = scores.reshape(-1, scores.shape[-1])
     return are_probabilities(rows) or (len(rows) == _items(sample) and not _are_normalised(rows))
+
+
+def open_rows(outputs: Iterable[ir.Value]) -> frozenset[str]:
+    """Return the outputs (N, L) whose length L the model leaves open: their values are those of frames, not classes."""
+    found = ((str(each.name), each.shape) for each in outputs)
+    return frozenset(
+        name for name, shape in found if shape is not None and len(shape) == ROWS and not isinstance(shape[-1], int)
+    )
 
 
 def heads_of(outputs: Outputs, name: str, sample: Sample) -> list[str]:
@@ -165,6 +178,7 @@ class Tally:
 
     Attributes:
         output: The output that holds scores per class; empty before the first sample.
+        heads: This output and those that classify beside it, see `heads_of`.
         evident: Whether all samples so far have evidence for this.
         predictions: The number of predictions.
         equal: The number of equal predictions.
@@ -178,6 +192,7 @@ class Tally:
     """
 
     output: str = ""
+    heads: set[str] = field(default_factory=set)
     evident: bool = True
     predictions: int = 0
     equal: int = 0
@@ -197,6 +212,7 @@ class Tally:
             return None
         self.output, scores = found
         heads = heads_of(reference, self.output, sample)
+        self.heads.update(heads)
         if len(heads) > 1:
             scores = np.stack([reference[head] for head in heads], axis=1)
         expected = classes_of(scores)

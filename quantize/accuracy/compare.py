@@ -13,15 +13,17 @@ from ...calibration.session import InputSpec, input_specs, open_session
 from ...calibration.sources import DataSource, Source, open_source
 from ...calibration.state import Link, summary
 from ...system.given import check_kind, check_path, whole
+from ...transforms.inference import outputs_of
 from ..model.files import Weights, load_model, size_on_disk
 from ..runtime.loads import loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import PLAIN, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
+from .classes import open_rows
 from .drop import Versus, versus
 from .given_choices import layered_choices, outputs_behind
 from .metrics import Metric, fitted, metric_named
-from .outputs import Accuracy, accuracy_json
+from .outputs import Accuracy, accuracy_json, of_fixed_classes
 from .pair import PairScorer, judge_pair, time_models
 from .promise import LEAST_DB
 from .selected_outputs import chosen_outputs
@@ -169,6 +171,7 @@ def compare_models(
     scorer = None if chosen is None else PairScorer(chosen)
     watch = None if scorer is None else scorer.add
     accuracy = judge_pair(models[0], timed[1], source, partial(_report, progress, source), weights=weights, watch=watch)
+    accuracy = of_fixed_classes(accuracy, open_rows(outputs_of(loaded)))
     compared = None if scorer is None else versus(*scorer.result(models, source))
     latencies = []
     for load in loads:

@@ -19,7 +19,7 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
-from .classes import Array, Interval, Outputs, Tally, Z, is_float
+from .classes import INTO_CHOICE, Array, Interval, Outputs, Tally, Z, is_float
 from .labels import check_classes, whole
 from .parts import Rows
 from .samples import EachSample, WorstSample
@@ -214,8 +214,9 @@ class _Sums:
 
     def _parts_db(self) -> dict[str, tuple[str, float]]:
         """Return the SQNR of quiet parts; quiet classes are no part."""
-        classes = self.classes.output if self.classes.known else ""
-        parts = {name: rows.quiet() for name, rows in self.rows.items() if name != classes}
+        classes = self.classes.heads if self.classes.known else ()
+        others = (name for name in self.rows if name not in classes and not name.endswith(INTO_CHOICE))
+        parts = {name: self.rows[name].quiet() for name in others}
         return {name: (part.where, decibels(part.signal, part.noise)) for name, part in parts.items() if part}
 
     def result(self) -> Accuracy:
@@ -240,6 +241,14 @@ class _Sums:
             maps=found.maps,
             class_output=found.output,
         )
+
+
+def of_fixed_classes(accuracy: Accuracy, frames: Collection[str]) -> Accuracy:
+    """Return a comparison without labels; without classes if their output is one of `frames`, see `open_rows`."""
+    if accuracy.labelled is not None or accuracy.class_output not in frames:
+        return accuracy
+    plain = Accuracy(accuracy.samples, None, accuracy.sqnr_db, parts_db=accuracy.parts_db, states=accuracy.states)
+    return replace(plain, divergence=accuracy.divergence, worst_sample=accuracy.worst_sample)
 
 
 def _results(outputs: Iterable[str], states: Collection[str]) -> list[str]:

@@ -2,8 +2,8 @@
 
 - Labels: the drop of top-1 accuracy is not beyond chance, or at most `SHARE` of the float model's accuracy.
 - Class scores without labels, or with too few: the predicted drop of whole items is below `POINTS`, at the upper end of
-  its interval. A sequence of scores must have `LEAST_DB` besides. Scores with at least `FINE_DB` pass too: on few
-  samples, chance alone makes the interval wide.
+  its interval. A sequence of scores, and scores of fewer than `FEWEST` items, must have `LEAST_DB` besides. Scores with
+  at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide.
 - Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
 - Any other output: at least `LEAST_DB`. The part of it that holds smaller quantities, such as the scores beside the
   boxes of a detector, and scores into a TopK: at least `PART_DB`.
@@ -33,6 +33,8 @@ matrix tiles the mAP75 of a YOLOv8n with 320 pixels, against the boxes of the fl
 (14.7 dB, 3.7x as fast as float), 0.987 with 15 dB (2.4 to 2.7x), and 0.986 with 16 dB (19.4 dB, 1.9x)."""
 FINE_DB = 35.0
 """The SQNR of class scores from which no drop is expected; MobileNetV1 0.75 loses 0.5 points at 31 dB."""
+LEAST_ITEMS = 4
+"""The least number of items whose predicted drop judges."""
 SURE = 1 / 3
 """The least confidence for a predicted drop, from chance (0) to certainty (1). Near chance, all classes have nearly the
 same probability, so that any change of class costs nearly nothing."""
@@ -83,7 +85,8 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
         apart: Whether the samples gave no ranges.
     """
     by_class = _by_labels(accuracy) or _by_scores(accuracy)
-    alone = by_class is not None and (by_class.judge == "labels" or accuracy.predictions == accuracy.items)
+    many = FEWEST <= accuracy.items == accuracy.predictions
+    alone = by_class is not None and (by_class.judge == "labels" or many)
     others = {name: value for name, value in accuracy.results_db.items() if not alone or name != accuracy.class_output}
     parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in others.items() if holds_scores(name)}}
     others = {name: value for name, value in others.items() if not holds_scores(name)}
@@ -122,7 +125,8 @@ def _by_scores(accuracy: Accuracy) -> Promise | None:
         return _by_sqnr({accuracy.class_output: fine}, FINE_DB)
     text = f"predicted drop {100 * accuracy.whole_drop:.2f} points, at most {100 * high:.2f} with 95 % confidence"
     kept = high < POINTS
-    return _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
+    found = _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
+    return found if kept else replace(found, excess=min(found.excess, (_amplitude(fine) / _amplitude(FINE_DB)) ** 2))
 
 
 def predicts(accuracy: Accuracy) -> bool:
@@ -130,7 +134,7 @@ def predicts(accuracy: Accuracy) -> bool:
 
     A map is not judged by its items: hardly ever are all pixels right.
     """
-    return accuracy.items >= FEWEST and not accuracy.maps and is_sure(accuracy)
+    return accuracy.items >= LEAST_ITEMS and not accuracy.maps and is_sure(accuracy)
 
 
 def is_sure(accuracy: Accuracy) -> bool:

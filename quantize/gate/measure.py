@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -85,8 +85,13 @@ class Timing:
     floor: float = 0.0
 
 
-def usual_metrics(model: Path, first: Sample) -> list[Metric]:
+def usual_metrics(model: Path, first: Sample, frames: Collection[str] = ()) -> list[Metric]:
     """Return the default metrics of a model and its data: agreement, SQNR, and top-1 with labels.
+
+    Args:
+        model: The float model.
+        first: The first sample.
+        frames: Outputs that hold no scores per class without labels, see `open_rows`.
 
     Raises:
         RequantError: The float model does not run on the first sample.
@@ -94,7 +99,7 @@ def usual_metrics(model: Path, first: Sample) -> list[Metric]:
     outputs = Runner(model, lean=True)(first.feed)
     names = ["sqnr"] if any(is_float(value) for value in outputs.values()) else []
     found = evident_scores(outputs, first)
-    if found is not None:
+    if found is not None and (first.label is not None or found[0] not in frames):
         names.insert(0, "agreement")
         label = first.label
         labels = np.zeros(0) if label is None else np.asarray(label)

@@ -19,6 +19,8 @@ from ...calibration.sources import DataSource, Source
 from ...calibration.state import Link
 from ...system.given import normalise_fields, or_default
 from ...system.printable import printable
+from ...transforms.inference import outputs_of
+from ..accuracy.classes import open_rows
 from ..accuracy.compare import common_inputs
 from ..accuracy.metrics import Metric, fitted, metric_named
 from ..model.files import load_model
@@ -238,7 +240,9 @@ def ready(
     samples = options.samples if options.samples is not None or old is None else old.samples
     source = open_data(float_model, data, samples)
     first = next(iter(source))
-    metrics = _metrics(options, old, Path(float_model), first, update=update)
+    metrics = _metrics(options, old, update=update)
+    if metrics is None:
+        metrics = usual_metrics(Path(float_model), first, open_rows(outputs_of(model)))
     kept = {} if old is None else _known(old.tolerances.to_json(), old, metrics)
     allowed = tolerances({**kept, **options.tolerances}, metrics)
     outputs = Runner(Path(float_model), lean=True)(first.feed)
@@ -327,8 +331,8 @@ def judged(prepared: Ready, int8_model: PathLike, progress: Progress = silent) -
     )
 
 
-def _metrics(options: CheckOptions, old: Baseline | None, model: Path, first: Sample, *, update: bool) -> list[Metric]:
-    """Return the metrics of a check.
+def _metrics(options: CheckOptions, old: Baseline | None, *, update: bool) -> list[Metric] | None:
+    """Return the metrics of a check; None for the usual ones of the model and its data.
 
     Raises:
         RequantError: A metric does not exist, or the baseline has no score in it.
@@ -336,7 +340,7 @@ def _metrics(options: CheckOptions, old: Baseline | None, model: Path, first: Sa
     if options.lower and not any(":" in name for name in options.metrics):
         raise RequantError("lower needs a metric FILE.py:NAME")
     if not options.metrics:
-        return usual_metrics(model, first) if old is None else [row.metric for row in old.measured.scores.values()]
+        return None if old is None else [row.metric for row in old.measured.scores.values()]
     metrics = [metric_named(name, lower=options.lower and ":" in name) for name in dict.fromkeys(options.metrics)]
     if not update and old is not None:
         missing = next((metric.name for metric in metrics if metric.name not in old.measured.scores), None)

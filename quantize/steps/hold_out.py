@@ -11,16 +11,16 @@ from ..job import Job
 from ..placement.runs import MOST_SAMPLES
 
 FEWEST = 32  # samples from which a part is held out; with fewer, each is needed for the ranges
-PART = 4  # one of so many samples is held out
+PART = 4  # one of so many samples is held out, but at least FEWEST / 2
 
 
 def hold_out(job: Job) -> Job:
     """Return the job with two sources: one that gives ranges and corrections, and one to judge models on.
 
-    The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample does, at most
-    `MOST_SAMPLES`; samples of unknown number are counted. If there are fewer than `FEWEST` samples, if ``--samples``
-    picks from an unknown number, if they are steps of sequences with a state, or if the ranges are given, one source
-    does both.
+    The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample does, but at
+    least half of `FEWEST` and at most `MOST_SAMPLES`. Samples of unknown number are counted. If there are fewer than
+    `FEWEST` samples, if ``--samples`` picks from an unknown number, if they are steps of sequences with a state, or if
+    the ranges are given, one source does both.
 
     Raises:
         DataError: A sample cannot be read.
@@ -40,7 +40,7 @@ def hold_out(job: Job) -> Job:
     picked = set(every if source.picked is None else source.picked)
     others = [position for position in every if position not in picked]
     if not others and len(picked) >= FEWEST:
-        others = _spread(every, min(len(every) // PART, most))
+        others = _spread(every, min(max(len(every) // PART, FEWEST // 2), most))
     if not others:
         return job
     held = others if len(others) <= MOST_SAMPLES else _spread(others, MOST_SAMPLES)

@@ -12,9 +12,9 @@ from ...calibration.samples import Sample
 from ...calibration.session import FEW
 from ...calibration.sources import Source
 from ..accuracy.choices import Reader
-from ..accuracy.classes import Outputs
+from ..accuracy.classes import Outputs, open_rows
 from ..accuracy.given_choices import readers_of, with_choices
-from ..accuracy.outputs import Accuracy
+from ..accuracy.outputs import Accuracy, of_fixed_classes
 from ..accuracy.pair import Model, judge_pair, time_models
 from ..accuracy.promise import LEAST_DB, Promise, promise
 from ..accuracy.selected_outputs import chosen_outputs, in_place_of, showing, shows, unlike
@@ -26,7 +26,6 @@ from ..runtime.runtimes import Sessions
 from ..runtime.timing import Latency, load_name
 
 JUDGED_STEPS = 256  # of sequences: errors need steps to accumulate
-ROWS = 2  # the rank of scores that are a row for each item
 UNMEASURED = Accuracy(0, None, {})
 SLOWER = 0.9  # a model with at most this share of the speed of float is not written, whatever its accuracy is
 BRIEF = 0.2  # the share of the measurement's duration that shows a model that slow
@@ -51,16 +50,7 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
         told = partial(_tell, job, total)
         return judge_pair(before, after, samples, told, weights=job.weights, watch=_ignore_labels)
 
-    return _of_fixed_classes(job, with_selected_outputs(job, candidate, compare))
-
-
-def _of_fixed_classes(job: Job, accuracy: Accuracy) -> Accuracy:
-    """Return the accuracy without classes if the model leaves their number open: each value is that of a frame."""
-    shape = next((each.shape for each in job.simple.graph.outputs if each.name == accuracy.class_output), None)
-    if accuracy.labelled is not None or shape is None or len(shape) != ROWS or isinstance(shape[-1], int):
-        return accuracy
-    plain = Accuracy(accuracy.samples, None, accuracy.sqnr_db)
-    return replace(plain, parts_db=accuracy.parts_db, divergence=accuracy.divergence, states=accuracy.states)
+    return of_fixed_classes(with_selected_outputs(job, candidate, compare), open_rows(job.simple.graph.outputs))
 
 
 def is_slower(job: Job, latencies: Sequence[Latency]) -> bool:

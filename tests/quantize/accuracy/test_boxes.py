@@ -393,7 +393,7 @@ def test_a_decoder_may_give_tables_of_different_lengths(decoders: str) -> None:
         ("fails", "KeyError"),
         ("nothing", "must return an array, a list of arrays, or a dict of them"),
         ("three", "takes (a, b, c); a function for outputs takes (outputs) or (outputs, inputs)"),
-        ("value", "a int is not a function"),
+        ("value", "an int is not a function"),
     ],
 )
 def test_a_decoder_that_fails_says_so_in_one_line(decoders: str, name: str, mention: str) -> None:

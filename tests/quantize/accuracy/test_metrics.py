@@ -324,7 +324,7 @@ def test_a_function_of_a_model(own: Any, echo: Path, kind: str) -> None:
     ("name", "mention"),
     [
         ("fails", "ValueError: of no use"),
-        ("nothing", "returned a NoneType, but must return a number or an array of numbers"),
+        ("nothing", "returned None, but must return a number or an array of numbers"),
         ("table", "returned an array of shape (2, 2), but must return a number or the score of each item"),
         ("nan", "returned NaN"),
     ],
@@ -343,7 +343,7 @@ def test_a_function_that_fails_says_so_in_one_line(own: Any, echo: Path, name: s
         ("top2", "top1"),
         ("missing.py:f", "missing.py: no such file"),
         ("{own}:three", "takes (a, b, c); a metric takes a model's path, or (outputs, labels)"),
-        ("{own}:number_seven", "a int is not a function"),
+        ("{own}:number_seven", "an int is not a function"),
         ("{own}:tems", "items"),
     ],
 )

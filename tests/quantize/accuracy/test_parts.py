@@ -99,3 +99,13 @@ def test_classes_are_no_parts() -> None:
     assert found.class_output == "y"
     assert not found.parts_db
     assert math.isfinite(found.sqnr_db["y"])
+
+
+def test_classes_of_other_heads_and_those_that_are_chosen_from_are_no_parts() -> None:
+    scores = np.full((400, 4), [0.6, 0.4 - 2e-9, 1e-9, 1e-9], np.float32)
+    logits = np.full((1, 400, 4), [30.0, 20.0, 1e-3, 1e-3], np.float32)
+    before = {"first": scores, "second": scores, "logits (into ArgMax)": logits, "logits": logits}
+    after = {name: array + np.float32(1e-8) for name, array in before.items()}
+    found = compare_outputs([(before, after, Sample({"x": scores}, None, "here"))])
+    assert found.class_output == "first"
+    assert [*found.parts_db] == ["logits"]

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 from requant.calibration.samples import Sample, Step
 from requant.calibration.state import Link
-from requant.quantize import Options, quantize_model
+from requant.quantize import Options, check, compare_models, quantize_model
 from requant.quantize.accuracy import promise as rules
 from requant.quantize.accuracy.classes import evident_scores
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs
@@ -57,6 +57,17 @@ JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
         True,
     ),
     "few predictions": (replace(SCORES, predictions=8, items=8), "SQNR", False),
+    "few good predictions": (replace(SCORES, predictions=8, items=8, sqnr_db={"y": 21.0}), "class scores", True),
+    "few predictions that lose": (
+        replace(SCORES, predictions=8, items=8, sqnr_db={"y": 21.0}, whole_interval=(-0.01, 0.13)),
+        "class scores",
+        False,
+    ),
+    "next to no predictions": (
+        replace(SCORES, predictions=3, items=3, sqnr_db={"y": 21.0}, whole_interval=(-0.01, 0.13)),
+        "SQNR",
+        True,
+    ),
     "scores near chance": (replace(SCORES, confidence=0.15), "SQNR", False),
     "a map": (replace(SCORES, predictions=6400, maps=True), "SQNR", False),
     "a sequence": (replace(SCORES, predictions=640, sqnr_db={"y": 21.0}), "class scores", True),
@@ -69,7 +80,7 @@ JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
     "another output": (replace(SCORES, sqnr_db={"y": 18.0, "boxes": 19.0}), "SQNR", False),
     "two good outputs": (replace(SCORES, sqnr_db={"y": 18.0, "boxes": 21.0}), "class scores", True),
     "few labels": (replace(SCORES, labelled=FEW), "class scores", True),
-    "few labels without scores": (replace(SCORES, labelled=FEW, predictions=8, items=8), "labels", True),
+    "few labels without scores": (replace(SCORES, labelled=FEW, predictions=3, items=3), "labels", True),
     "labels that are lost": (replace(SCORES, labelled=MANY_LOST), "labels", False),
     "labels that are kept": (replace(SCORES, labelled=MANY_KEPT), "labels", True),
     "a signal": (Accuracy(8, None, {"a": 25.0, "b": 20.0}), "SQNR", True),
@@ -96,6 +107,13 @@ def test_what_judges_a_model(accuracy: Accuracy, judge: str, kept: bool) -> None
     assert (found.excess > 1) is not kept
     assert found.text
     assert not re.search("inf|nan", found.text)
+
+
+def test_no_more_noise_is_removed_than_good_scores_may_have() -> None:
+    """The interval of a few items is wide: 13 points would ask for 28 dB less noise, though 35 dB pass."""
+    lost = replace(SCORES, sqnr_db={"y": 22.0}, whole_interval=(-0.01, 0.13))
+    assert promise(lost).excess == pytest.approx(10 ** ((35 - 22) / 10))
+    assert promise(replace(lost, whole_interval=(0.0, 0.006))).excess == pytest.approx(1.2**2)
 
 
 @given(st.floats(0, 60), st.floats(0, 60))
@@ -211,6 +229,11 @@ def test_a_value_for_each_of_many_frames_is_no_class(
     wanted = Options(place="rules", isa="vnni", effort="low")
     found = quantize_model(tmp_path / "m.onnx", data, tmp_path / "out.onnx", wanted)
     assert found.accuracy.classes == classes
+    again = compare_models(tmp_path / "m.onnx", tmp_path / "out.onnx", data)
+    assert again.accuracy.classes == classes
+    assert again.accuracy.worst_sample is not None
+    gate = check(tmp_path / "m.onnx", tmp_path / "out.onnx", data, tmp_path / "lock.json", update=True)
+    assert ("agreement" in {line.name for line in gate.lines}) is bool(classes)
 
 
 def quantize(tmp_path: Path, name: str = "digits", data: Callable[[Feeds], Any] = list, **options: Any) -> Any:
@@ -223,7 +246,7 @@ def quantize(tmp_path: Path, name: str = "digits", data: Callable[[Feeds], Any] 
 def test_units_become_float_until_the_promise_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8_wins: None
 ) -> None:
-    monkeypatch.setattr(rules, "FEWEST", 10**9)  # nothing but the SQNR judges
+    monkeypatch.setattr(rules, "LEAST_ITEMS", 10**9)  # nothing but the SQNR judges
     free = quantize(tmp_path, "digits_transformer", effort="low")
     assert (free.promise.judge, free.placement.relieved) == ("SQNR", False)
     least = free.accuracy.worst_sqnr_db + 3
@@ -239,7 +262,7 @@ def test_units_become_float_until_the_promise_is_kept(
 def test_float_is_written_if_no_plan_keeps_the_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8_wins: None, force_int8: bool
 ) -> None:
-    monkeypatch.setattr(rules, "FEWEST", 10**9)
+    monkeypatch.setattr(rules, "LEAST_ITEMS", 10**9)
     monkeypatch.setattr(rules, "LEAST_DB", 200.0)
     found = quantize(tmp_path, force_int8=force_int8)
     reason = "int8 loses too much accuracy, judged by SQNR"
