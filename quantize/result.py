@@ -93,6 +93,7 @@ class Result:
         seconds: The duration of each step.
         native: The native operators of the output; None without any.
         promise: Whether the output keeps the promise of accuracy; None if it was not judged.
+        opponent: The model that INT8 is compared with, in words.
         runtime: What ran the models: name, version, and the type of float operators if it is not float32 alone.
         runtimes: By runtime, the times of the float model and of what was made for it; empty for one runtime.
     """
@@ -125,6 +126,7 @@ class Result:
     seconds: Mapping[str, float] = field(default_factory=dict)
     native: NativeUse | None = None
     promise: Promise | None = None
+    opponent: str = "float"
     runtime: str = ""
     runtimes: Mapping[str, Timed] = field(default_factory=dict)
 
@@ -145,8 +147,9 @@ class Result:
             lost = answers_lost(self.accuracy, self.measured_on)
         text = verdict(self.latencies, (self.float_bytes, self.int8_bytes), lost)
         alone, first = None if self.native is None else self.native.stock_ms, self.latency
-        slower = alone is not None and first is not None and alone > first.float_ms
-        return f"{text}; slower than float without the native library" if slower else text
+        if alone is None or first is None or alone <= first.float_ms:
+            return text
+        return f"{text}; without the native library {alone / first.float_ms:.2g}x the time of {self.opponent}"
 
     @property
     def missed_goal(self) -> bool:

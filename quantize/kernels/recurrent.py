@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import made_by, nodes_by_name
+from ...transforms.existing import zero_point_of
+from ...transforms.graph import add_initializer, graph_of, insert_before, made_by, names, nodes_by_name, take
 from ...transforms.int8_recurrent import BACKWARD, STATES
 from ...transforms.ops import OPS
 from ...transforms.plan import Unit
@@ -22,26 +24,50 @@ def wrap_recurrent(model: ir.Model, units: Iterable[Unit]) -> int:
     """Put GRUs and LSTMs into functions; return how many.
 
     Before:  y, h, c = LSTM(x, Reshape(DequantizeLinear(w)), Reshape(DequantizeLinear(r)), B, lengths, start, cell)
-    After:   y, h, c = ai.requant.LSTM(x, w, ..., r, ..., B, lengths, start, cell), whose body is what was there
+    After:   y, h, c = ai.requant.LSTM(x, w, ..., r, ..., B, lengths, start, cell), whose body is
+                 LSTM(x, Reshape(Mul(Cast(w), w_scale)), Reshape(Mul(Cast(r), r_scale)), B, lengths, start, cell)
         The operator rounds each row of x and each state with ranges that it finds and multiplies integers; the body
-        computes in float.
+        computes in float. Without the library the runtime computes the float weights of the body once, when it loads
+        the model; it would run a DequantizeLinear each time.
     Left alone: those in bodies of control flow, those that have another form in the model, and other units.
 
     Args:
         model: A model.
         units: Units of the model that compute in integers, in order.
     """
-    nodes = nodes_by_name(model)
+    nodes, taken = nodes_by_name(model), names(model)
     calls: dict[ir.Value, Call] = {}
     for unit in units:
         node = nodes.get(unit.nodes[0])
-        call = None if node is None or node.op_type not in STATES or node.graph is not model.graph else _call(node)
+        known = node is not None and node.op_type in STATES and node.graph is model.graph
+        call = _call(node, taken) if node is not None and known else None
         if call is not None:
             calls[call.body[-1].outputs[0]] = call
     return put_calls(model, calls)
 
 
-def _call(node: ir.Node) -> Call | None:
+def _folded(pair: ir.Node, taken: set[str]) -> list[ir.Node]:
+    """Replace the DequantizeLinear of a matrix by nodes that the runtime computes when it loads a model; return them.
+
+    Before:  DequantizeLinear<axis = 0>(w (R, K), scale (R,), zeros)
+    After:   Mul(Cast(w), Unsqueeze(scale, 1))
+    A DequantizeLinear with other zero points stays.
+    """
+    stored, scale, zero = pair.inputs[0], pair.inputs[1], zero_point_of(pair)
+    if zero is None or zero.any():
+        return [pair]
+    stem, graph = str(pair.outputs[0].name), graph_of(pair)
+    axis = add_initializer(graph, take(taken, f"{stem}/axis"), np.array([1], np.int64))
+    whole = insert_before(pair, taken, "Cast", [stored], {"to": ir.DataType.FLOAT.value}, stem=f"{stem}/whole")
+    column = insert_before(pair, taken, "Unsqueeze", [scale, axis], stem=f"{stem}/column")
+    product = insert_before(pair, taken, "Mul", [whole, column], stem=f"{stem}/product")
+    product.type, product.shape = pair.outputs[0].type, pair.outputs[0].shape
+    pair.outputs[0].replace_all_uses_with(product)
+    graph.remove(pair, safe=True)
+    return [node for value in (whole, column, product) if (node := value.producer()) is not None]
+
+
+def _call(node: ir.Node, taken: set[str]) -> Call | None:
     """Return the call of the operator for a GRU or LSTM; None if its weights are not in int8."""
     body, weights, states = [node], list[ir.Value | None](), STATES[node.op_type]
     for value in node.inputs[1:3]:
@@ -49,8 +75,8 @@ def _call(node: ir.Node) -> Call | None:
         pair = None if reshape is None else made_by(reshape.inputs[0], "DequantizeLinear")
         if reshape is None or pair is None:
             return None
-        body[-1:-1] = [pair, reshape]
         weights += pair.inputs
+        body[-1:-1] = [*_folded(pair, taken), reshape]
     given = [*node.inputs, *[None] * (STEADY + states)][: STEADY + states]
     values: dict[str, int | tuple[int, ...]] = {
         "backward": BACKWARD[node.attributes.get_string("direction", "forward")],

@@ -325,6 +325,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         effort=job.options.effort,
         corrections=tuple(name for name in CORRECTIONS if name in job.corrections),
         native=native_use(job, trial),
+        opponent=job.opponent,
         runtime=str(job.runtime.identity),
         promise=promised(job, trial.accuracy) if job.judged and trial.accuracy.samples else None,
         notes=(

@@ -44,7 +44,7 @@ from .reference import Reference, open_reference, sessions_of
 from .simplify import LITTLE, RESTORE, pipelines, simplify
 
 RESTORED = (
-    "{} operators of the model compute their ranges at run time; they get float weights, and ranges from the data. "
+    "{} operators of the model compute their ranges at run time; each is planned anew, as one with float weights. "
     "Outputs are compared with the model with float weights, time with the given model; --dynamic leaves the operators"
 )
 AS_GIVEN = "the operators that compute their ranges at run time stay; outputs are compared with those of float weights"
