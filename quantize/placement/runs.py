@@ -21,11 +21,27 @@ A network of U-Net's kind for images of 1024 x 1024 pixels has 10^12 products. E
 """
 
 
+SLACK = 3.0
+"""How many times as long as by built-in costs some runs may take, before the clock limits their number."""
+
+
 def samples_for(job: Job) -> int:
     """Return how many samples judge the models of a job and correct their weights, `FEW` to `MOST_SAMPLES`."""
     if job.feed is None:
         return MOST_SAMPLES
     return int(min(max(runs_for(job, job.feed, RUNNING), FEW), MOST_SAMPLES))
+
+
+def runs_within(job: Job, feed: Mapping[str, Array], seconds: float, run: float) -> float:
+    """Return what `runs_for` does, unless the runs then take more than `SLACK` times as long: built-in costs are rough.
+
+    Args:
+        job: The job.
+        feed: The feed.
+        seconds: The time by built-in costs.
+        run: The measured time of a run, in seconds.
+    """
+    return min(runs_for(job, feed, seconds), SLACK * seconds / run)
 
 
 def runs_for(job: Job, feed: Mapping[str, Array], seconds: float) -> float:

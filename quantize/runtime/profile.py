@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from ... import NATIVE_DOMAIN, RequantError
 from ...calibration.session import ModelSource, describe, open_session
 from ...system.scratch import scratch_folder
+from ...transforms.graph import CONTROL_FLOW
 from .clock import clock_of
 from .macs import NUMBER, accuracy_level, counted_as, multiplies_integers, multiply_accumulates
 from .session import Runner
@@ -49,7 +50,8 @@ class KernelRun:
         node: Its name in the executed graph.
         domain: Domain of the operator that ran, for instance ``com.microsoft.nchwc``.
         op: The executed operator.
-        microseconds: Minimum kernel time over the profiled runs, times the iterations of a Loop around it.
+        microseconds: Minimum kernel time over the profiled runs, times `steps`; 0 for control flow, whose kernels are
+            nodes of their own: what is left of its time is mostly the work of the profiler.
         macs: Multiply-accumulates of all iterations; 0 for operators without products.
         outputs: Shapes of its outputs.
         inputs: Shapes of its inputs, without weights that the kernel has packed.
@@ -58,6 +60,7 @@ class KernelRun:
         level: Its accuracy_level; 0 for operators that have none.
         members: The nodes of the model that it computes, if the runtime tells them; the most important one first.
         integers: Whether it multiplies integers, if the runtime tells; None if its operator and level tell.
+        steps: How often it runs in a run of the model: the iterations of a Loop around it.
     """
 
     node: str
@@ -72,6 +75,7 @@ class KernelRun:
     level: int = 0
     members: tuple[str, ...] = ()
     integers: bool | None = None
+    steps: int = 1
 
     @property
     def title(self) -> str:
@@ -211,8 +215,9 @@ def _runs(
         domain = node.domain if node is not None else ""
         op = NUMBER.sub("", args.op_name) if domain == NATIVE_DOMAIN else args.op_name
         macs = steps * multiply_accumulates(counted_as(op, domain), node, inputs, outputs)
-        spent = steps * min(times)
-        yield KernelRun(name, domain, op, spent, macs, outputs, inputs, reads, writes, accuracy_level(node))
+        spent = 0.0 if op in CONTROL_FLOW else steps * min(times)
+        level = accuracy_level(node)
+        yield KernelRun(name, domain, op, spent, macs, outputs, inputs, reads, writes, level, steps=steps)
 
 
 def _shape(entry: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from ..job import Candidate, Evidence, Job
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.facts import Facts
 from ..placement.rules import FLOAT_FORMS, able, all_int8_plan
-from ..placement.runs import runs_for
+from ..placement.runs import runs_within
 from ..runtime.progress import Adding
 from ..sensitivity.each_tensor import alone, ruinous, weights_alone
 from ..sensitivity.integer_constants import integer_constants
@@ -31,6 +32,7 @@ from .judge import measure_accuracy
 from .ranges import TensorRanges
 
 EVIDENCE = 4  # samples for each tensor
+TICK = 1e-6  # seconds; the clock of a process may not have moved
 RESCUE = 300.0  # seconds, by built-in costs, for trials of a model that misses the promise; longer trials are left out
 EVIDENCE_OF = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
 """Forms that are not tried, and those whose noise counts for them: the range of a row is at most that of its tensor.
@@ -223,6 +225,10 @@ def _tried(
     tried = {name: part for name, part in parts.items() if name in here}  # others do not reach what is compared
     progress = partial(job.progress, stage)
     progress(0, len(parts))  # the first part may wait long for its session
-    runs = runs_for(job, samples[0].feed, seconds) if samples else 0
+    runs = 0.0
+    if samples:
+        began = time.process_time()
+        job.opened.runner(1)(samples[0].feed)
+        runs = runs_within(job, samples[0].feed, seconds, max(time.process_time() - began, TICK))
     found = trial(judged, tried, samples, optimize=not job.model_qparams, runs=runs, progress=progress)
     return {name: found.get(name, math.inf) for name in parts} if found else {}

@@ -15,7 +15,7 @@ from ..job import Job
 from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
-from ..placement.runs import runs_for, samples_for
+from ..placement.runs import runs_for, runs_within, samples_for
 from ..placement.search import LEAST_MS
 from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP, alone
 from .evidence import EVIDENCE, RESCUE
@@ -59,7 +59,7 @@ def _stages(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]
         passes = BINNED if rule is not None and rule.needs_histogram else 1.0
         found["calibrate"] = job.source.length * (run + passes * ELEMENT * elements)
     if effort.seconds and not job.weights.large:
-        found |= _trials(job, run, effort.seconds)
+        found |= _trials(job, feed, run, effort.seconds)
     if job.corrections & ADJUSTING:
         found["correct weights"] = _correcting(job, run, sizes)
     found["time"] = _in_turns(run, 3, job.options.seconds) * len(job.loads)
@@ -88,12 +88,13 @@ def forecast_relief(job: Job, *, tries: bool) -> dict[str, float]:
     corrected = every.get("correct weights", 0.0)
     found = {"correct weights": RELIEVED * corrected, "compare": RELIEVED * compared, "time": every.get("time", 0.0)}
     if tries:
-        found |= _trials(job, run, RESCUE)
+        found |= _trials(job, job.feed, run, RESCUE)
     return {stage: crowd * seconds for stage, seconds in found.items() if seconds}
 
 
-def _trials(job: Job, run: float, limit: float) -> dict[str, float]:
+def _trials(job: Job, feed: Mapping[str, Array], run: float, seconds: float) -> dict[str, float]:
     """Return the seconds of the trials of single tensors, each kind with a limit, from the seconds of one run."""
+    limit = run * runs_within(job, feed, seconds, run)
     products = sum(OPS[unit.op].weight is not None for unit in job.all_int8_plan.units if unit.op in OPS)
     counts = (("tensors", len(job.all_int8_plan.quantized), 0.5), ("weights", products, 1.0))
     return {f"try {part} alone": min(n * EVIDENCE * run * share, limit) + TRIED * n for part, n, share in counts}

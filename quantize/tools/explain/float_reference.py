@@ -92,7 +92,7 @@ def float_references(kernels: Iterable[Kernel], *, threads: int) -> dict[str, Fl
         for kernel in alike[each]:
             partner = pairs.get(kernel.run.node, "")
             what = "SiLU as QLinearSigmoid and QLinearMul" if partner else f"{kernel.run.op} on 8-bit tensors"
-            found[kernel.run.node] = FloatReference(time, what, partner)
+            found[kernel.run.node] = FloatReference(kernel.run.steps * time, what, partner)
     return found
 
 

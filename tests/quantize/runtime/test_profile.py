@@ -119,3 +119,24 @@ def test_recurrent_and_transposed_operators_count() -> None:
     macs = {run.op: run.macs for run in executed(model.SerializeToString(), feed, threads=1) if run.macs}
     # 7 steps of 2 items through both directions of W (20, 3) and R (20, 5); 36 places of 3 channels to 4 of 2x2 each
     assert macs == {"LSTM": 7 * 2 * 2 * 20 * (3 + 5), "ConvTranspose": 36 * 3 * 4 * 4}
+
+
+def test_kernels_in_the_body_of_a_loop_count_once_per_iteration_and_the_loop_itself_takes_no_time(
+    tmp_path: Path,
+) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    net (float[2,64] x) => (float[2,64] y) <int64 count = {5}, bool on = {1}, float[64,64] w = {}> {
+        y = Loop(count, on, x) <body = body (int64 i, bool c, float[2,64] a) => (bool go, float[2,64] b) {
+            go = Identity(c)
+            m = MatMul(a, w)
+            b = Tanh(m)
+        }>
+    }"""
+    proto = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    proto.graph.initializer[2].CopyFrom(numpy_helper.from_array(weights / 8, "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    runs = {run.op: run for run in executed(tmp_path / "m.onnx", {"x": np.ones((2, 64), np.float32)}, threads=1)}
+    assert (runs["Loop"].microseconds, runs["Loop"].steps) == (0.0, 1)
+    assert (runs["MatMul"].steps, runs["MatMul"].macs) == (5, 5 * 2 * 64 * 64)
+    assert runs["MatMul"].microseconds > 0
