@@ -25,9 +25,10 @@ BINNED = 3.0
 TRIED = 0.01  # seconds for a tensor beside the runs: building its part of the model
 ADJUSTED = 0.05  # seconds for a layer beside the multiplications and runs
 PRODUCT = 1e-10  # seconds for one multiplication of learned rounding
-LOADED = 0.006  # seconds for one unit of a plan: writing, loading and reading its profile
+LOADED = 0.002  # seconds for one unit of a plan: writing, loading and reading its profile
 PROFILES = 9  # plans that are profiled: float, each integer form, rules, and those of the costs
 PLANS = 8  # plans that are timed in turns; then the best one beside the same without native operators
+IN_INTEGERS = 0.6  # the time of a run of a plan, over that of the float model
 PROBED = 0.03  # seconds for which runs are timed for the forecast
 LEAST_SHARE = 0.05  # of a processor; a smaller measured share counts as this one, because the machine has paused
 REPEATED = 1.5  # measurements until the times are sure, the first one included
@@ -39,7 +40,7 @@ def forecast(job: Job) -> dict[str, float]:
 
     They follow from the time of one run, the number of samples, tensors and layers, the effort, and the share of a
     processor that the process gets. `calibrate` is missing if the number of samples is unknown. The constants are from
-    six small models, of which most stages took between half and twice the estimate. What is done only where a model
+    a dozen small models, of which most stages took between half and twice the estimate. What is done only where a model
     misses the promise of accuracy is not in it.
     """
     if job.feed is None or job.source is None:
@@ -68,7 +69,7 @@ def _stages(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]
         load = LOADED * len(job.all_int8_plan.units)
         profiled = min(max(PROFILED / 1e6, LEAST_RUNS * run), MOST_RUNS * run)
         found["measure costs"] = PROFILES * TURNS * (load + profiled) * len(job.loads)
-        races = (PLANS * load + _in_turns(run, count, job.options.seconds) for count in (PLANS, 2))
+        races = (PLANS * load + _in_turns(IN_INTEGERS * run, n, job.options.seconds) for n in (PLANS, 2))
         found["compare placements"] = math.fsum(races) * len(job.loads)
     return found
 
