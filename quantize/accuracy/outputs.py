@@ -95,6 +95,7 @@ class Accuracy:
         classes: The number of classes; 0 if no output holds scores per class.
         maps: Whether an item has a map of predictions, as in segmentation.
         class_output: The name of the output that holds scores per class; empty without one.
+        sound: Whether labels say so, or its rows are probabilities; if not, it may be an embedding.
         parts_db: By output that holds several quantities: its quiet part as an index, and the SQNR of this part in dB.
         divergence: The mean Kullback-Leibler divergence of the next token's distribution, in nats; None if no output
             scores tokens.
@@ -116,6 +117,7 @@ class Accuracy:
     classes: int = 0
     maps: bool = False
     class_output: str = ""
+    sound: bool = True
     parts_db: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     divergence: float | None = None
     states: frozenset[str] = frozenset()
@@ -240,6 +242,7 @@ class _Sums:
             classes=found.classes,
             maps=found.maps,
             class_output=found.output,
+            sound=found.sound,
         )
 
 

@@ -3,7 +3,8 @@
 - Labels: the drop of top-1 accuracy is not beyond chance, or at most `SHARE` of the float model's accuracy.
 - Class scores without labels, or with too few: the predicted drop of whole items is below `POINTS`, at the upper end of
   its interval. A sequence of scores, and scores of fewer than `FEWEST` items, must have `LEAST_DB` besides. Scores with
-  at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide.
+  at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide. Scores that no label and no sum of
+  1 shows to be scores may be an embedding: they must have `PART_DB` besides.
 - Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
 - Any other output: at least `LEAST_DB`. The part of it that holds smaller quantities, such as the scores beside the
   boxes of a detector, and scores into a TopK: at least `PART_DB`.
@@ -88,7 +89,10 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     many = FEWEST <= accuracy.items == accuracy.predictions
     alone = by_class is not None and (by_class.judge == "labels" or many)
     others = {name: value for name, value in accuracy.results_db.items() if not alone or name != accuracy.class_output}
-    parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in others.items() if holds_scores(name)}}
+    scores = {name: value for name, value in others.items() if holds_scores(name)}
+    if not accuracy.sound and accuracy.class_output in accuracy.results_db:
+        scores[accuracy.class_output] = accuracy.results_db[accuracy.class_output]
+    parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in scores.items()}}
     others = {name: value for name, value in others.items() if not holds_scores(name)}
     by_part = _by_part(parts) if parts else None
     by_sqnr = _by_sqnr(others, LEAST_DB) if others or (by_class is None and by_part is None) else None

@@ -56,6 +56,8 @@ JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
         "SQNR",
         True,
     ),
+    "an embedding, perhaps": (replace(SCORES, sqnr_db={"y": 14.0}, sound=False), "SQNR", False),
+    "logits": (replace(SCORES, sqnr_db={"y": 16.0}, sound=False), "class scores", True),
     "few predictions": (replace(SCORES, predictions=8, items=8), "SQNR", False),
     "few good predictions": (replace(SCORES, predictions=8, items=8, sqnr_db={"y": 21.0}), "class scores", True),
     "few predictions that lose": (
