@@ -189,6 +189,7 @@ class Tally:
         maps: Whether an item has a map of predictions, as in segmentation.
         sound: Whether all samples have labels or rows of probabilities.
         seen: The number of predictions of each class by the float model.
+        span: The least and the greatest score of the float model.
     """
 
     output: str = ""
@@ -203,6 +204,7 @@ class Tally:
     maps: bool = False
     sound: bool = True
     seen: Counter[int] = field(default_factory=Counter)
+    span: tuple[float, float] = (math.inf, -math.inf)
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> tuple[Array, Array] | None:
         """Add one sample; return the predictions of both models, None without evidence."""
@@ -226,6 +228,7 @@ class Tally:
         )
         self.whole += _whole_losses(losses, same, _items(sample))
         self.sure += top
+        self.span = min(self.span[0], float(scores.min())), max(self.span[1], float(scores.max()))
         self.classes = scores.shape[-1]
         self.sound = self.sound and (sample.label is not None or are_probabilities(scores.reshape(-1, self.classes)))
         classes, counts = np.unique(expected, return_counts=True)  # of a map with a million pixels
@@ -235,10 +238,15 @@ class Tally:
 
     @property
     def known(self) -> bool:
-        """Whether there are predictions, and evidence for all of them."""
-        most = max(self.seen.values(), default=0)
-        one = not self.sound and self.predictions >= FEWEST and most > ONE_CLASS * self.predictions
-        return self.evident and self.predictions > 0 and not one
+        """Whether there are predictions, and evidence for all of them.
+
+        Without labels and probabilities, numbers that are never negative and exceed 1 are amounts: a regression of
+        several quantities, or an embedding behind a Relu. Logits have both signs.
+        """
+        most, (low, high) = max(self.seen.values(), default=0), self.span
+        one = self.predictions >= FEWEST and most > ONE_CLASS * self.predictions
+        amounts = low >= 0 and high > 1 + UNIT
+        return self.evident and self.predictions > 0 and (self.sound or not (one or amounts))
 
     @property
     def drop_interval(self) -> Interval:

@@ -152,7 +152,7 @@ def test_without_labels_there_is_nothing_to_count() -> None:
 LOGITS = np.log([[0.5, 0.25, 0.125, 0.125]])
 
 
-@pytest.mark.parametrize("scores", [np.exp(LOGITS), LOGITS, LOGITS + 7], ids=["probabilities", "logits", "shifted"])
+@pytest.mark.parametrize("scores", [np.exp(LOGITS), LOGITS, LOGITS - 7], ids=["probabilities", "logits", "shifted"])
 def test_the_predicted_drop_is_what_the_float_model_gives_less_to_the_other_class(scores: Array) -> None:
     scores = scores.astype(np.float32)
     found = compared([scores, scores], [scores, scores[:, ::-1]])  # the second item: class 0, then class 3
