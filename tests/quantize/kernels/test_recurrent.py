@@ -331,6 +331,16 @@ def test_the_function_has_the_standard_form(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", [*STATES])
+def test_without_the_library_the_weights_are_computed_at_load(op: str, tmp_path: Path) -> None:
+    """A DequantizeLinear would run each time, and take longer than a step of a small operator."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(wrapped(Net(op, lengths=True).model()).SerializeToString(), options)
+    assert [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node] == [op]
+
+
+@pytest.mark.parametrize("op", [*STATES])
 def test_outputs_that_a_model_omits_get_names(op: str) -> None:
     proto = Net(op, lengths=True).model()
     proto.graph.node[0].output[0] = ""
