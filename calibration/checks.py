@@ -355,7 +355,7 @@ def _denormal(shares: Mapping[str, float]) -> list[Finding]:
         return []
     message = (
         f"denormal values (below 1.2e-38) in {listed(worst)}, {shares[worst[0]]:.1%} of {worst[0]!r}: on Intel "
-        "CPUs they make float slow, and int8 gains more than it should; scale the data, or run float models with the "
-        "session option session.set_denormal_as_zero"
+        "CPUs they make float slow, and int8 gains more than it should; run float models with the "
+        "session option session.set_denormal_as_zero, or scale inputs that are tiny"
     )
     return [Finding("denormal", worst[0], message, "warning")]
