@@ -327,7 +327,8 @@ def test_on_its_own_machine_a_compiled_model_is_like_any_other(tmp_path: Path, m
     quick(model, tmp_path / "here.onnx")
     result = invoke("compare", model, tmp_path / "here.onnx", "--data", data, "--json")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["agreement"] == 1.0
+    sqnr_db = json.loads(result.stdout)["sqnr_db"]
+    assert sqnr_db is None or sqnr_db > 100  # None: no noise; floats may be added in another order
 
 
 def test_a_compiled_model_is_not_compiled_again(tmp_path: Path, model: Path) -> None:
