@@ -114,12 +114,12 @@ class UnknownNameError(RequantError):
         known: Every name that would have been accepted.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
         """Compose the message from the nearest of `known`."""
         super().__init__(f"no {kind} named {name!r}{near(name, known)}")
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def near(name: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'a' or 'b'?"`` for the names nearest to `name`, or a list of what there is."""
     from difflib import get_close_matches
 

@@ -44,7 +44,7 @@ class _Streams:
 _streams: _Streams | None = None
 
 
-def drop_errors() -> None:
+def prepare_streams() -> None:
     """Let stderr drop what it cannot write, and open closed standard streams, as empty ones.
 
     The next file that is opened would take the number of a closed stream, and libraries would write into it.

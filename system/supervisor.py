@@ -47,7 +47,7 @@ def supervised(command: Callable[[], object]) -> None:
     Args:
         command: The command. It ends with SystemExit.
     """
-    stderr.drop_errors()
+    stderr.prepare_streams()
     if not hasattr(os, "fork") or COMPLETE in os.environ or HELP.intersection(sys.argv[1:]):
         ending.interrupt_on_signals()
         _run(command)

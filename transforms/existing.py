@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import NATIVE_DOMAIN
-from .graph import add_initializer, constant, names, remove, remove_if_unread, replace, sole_reader, take
+from .graph import add_initializer, constant, insert_before, names, remove, remove_if_unread, replace, sole_reader, take
 from .ops import MS, RELUS, row_of
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, dequantize
@@ -75,6 +75,27 @@ def zero_point_of(node: ir.Node) -> Array | None:
         kind = ir.DataType(tensor.dtype)
     dtype = np.dtype(np.uint8) if node.op_type == "QuantizeLinear" else kind.numpy() if kind is not None else None
     return None if dtype is None or scale is None else np.zeros(tuple(scale.shape.numpy()), dtype)
+
+
+def insert_product(pair: ir.Node, taken: set[str], scale: ir.Value, zero: ir.Value | None = None) -> list[ir.Node]:
+    """Insert Cast, Sub and Mul in front of a DequantizeLinear; return them. The last one has the same result.
+
+    Before:  W = DequantizeLinear(W8, scale, zero)
+    After:   W = Mul(Sub(Cast(W8), zero), scale); without a zero point Mul(Cast(W8), scale)
+    Of constants, the runtime computes the product when it loads a model, and a DequantizeLinear in each run.
+
+    Args:
+        pair: The DequantizeLinear, which stays.
+        taken: The names in use.
+        scale: The scale, in a shape that broadcasts.
+        zero: The zero point in float32, likewise; None for 0.
+    """
+    stem = str(pair.outputs[0].name)
+    made = [insert_before(pair, taken, "Cast", pair.inputs[:1], {"to": ir.DataType.FLOAT.value}, stem=f"{stem}/whole")]
+    if zero is not None:
+        made.append(insert_before(pair, taken, "Sub", [made[-1], zero], stem=f"{stem}/shifted"))
+    made.append(insert_before(pair, taken, "Mul", [made[-1], scale], stem=f"{stem}/product"))
+    return [node for value in made if (node := value.producer()) is not None]
 
 
 def release_weights(model: ir.Model) -> int:

@@ -228,7 +228,8 @@ class Tally:
         )
         self.whole += _whole_losses(losses, same, _items(sample))
         self.sure += top
-        self.span = min(self.span[0], float(scores.min())), max(self.span[1], float(scores.max()))
+        low, high = self.span
+        self.span = float(scores.min(initial=low)), float(scores.max(initial=high))
         self.classes = scores.shape[-1]
         self.sound = self.sound and (sample.label is not None or are_probabilities(scores.reshape(-1, self.classes)))
         classes, counts = np.unique(expected, return_counts=True)  # of a map with a million pixels

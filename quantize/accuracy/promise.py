@@ -3,8 +3,8 @@
 - Labels: the drop of top-1 accuracy is not beyond chance, or at most `SHARE` of the float model's accuracy.
 - Class scores without labels, or with too few: the predicted drop of whole items is below `POINTS`, at the upper end of
   its interval. A sequence of scores, and scores of fewer than `FEWEST` items, must have `LEAST_DB` besides. Scores with
-  at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide. Scores that no label and no sum of
-  1 shows to be scores may be an embedding: they must have `PART_DB` besides.
+  at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide. Scores without labels that are
+  no probabilities may be an embedding: they must have `PART_DB` besides.
 - Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
 - Any other output: at least `LEAST_DB`. The part of it that holds smaller quantities, such as the scores beside the
   boxes of a detector, and scores into a TopK: at least `PART_DB`.
@@ -86,7 +86,7 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
         apart: Whether the samples gave no ranges.
     """
     by_class = _by_labels(accuracy) or _by_scores(accuracy)
-    many = FEWEST <= accuracy.items == accuracy.predictions
+    many = accuracy.items >= FEWEST and accuracy.predictions == accuracy.items
     alone = by_class is not None and (by_class.judge == "labels" or many)
     others = {name: value for name, value in accuracy.results_db.items() if not alone or name != accuracy.class_output}
     scores = {name: value for name, value in others.items() if holds_scores(name)}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.existing import zero_point_of
+from ...transforms.existing import insert_product, zero_point_of
 from ...transforms.graph import add_initializer, graph_of, insert_before, made_by, names, nodes_by_name, take
 from ...transforms.int8_recurrent import BACKWARD, STATES
 from ...transforms.ops import OPS
@@ -53,18 +53,18 @@ def _folded(pair: ir.Node, taken: set[str]) -> list[ir.Node]:
     After:   Mul(Cast(w), Unsqueeze(scale, 1))
     A DequantizeLinear with other zero points stays.
     """
-    stored, scale, zero = pair.inputs[0], pair.inputs[1], zero_point_of(pair)
+    zero = zero_point_of(pair)
     if zero is None or zero.any():
         return [pair]
     stem, graph = str(pair.outputs[0].name), graph_of(pair)
     axis = add_initializer(graph, take(taken, f"{stem}/axis"), np.array([1], np.int64))
-    whole = insert_before(pair, taken, "Cast", [stored], {"to": ir.DataType.FLOAT.value}, stem=f"{stem}/whole")
-    column = insert_before(pair, taken, "Unsqueeze", [scale, axis], stem=f"{stem}/column")
-    product = insert_before(pair, taken, "Mul", [whole, column], stem=f"{stem}/product")
-    product.type, product.shape = pair.outputs[0].type, pair.outputs[0].shape
-    pair.outputs[0].replace_all_uses_with(product)
+    column = insert_before(pair, taken, "Unsqueeze", [pair.inputs[1], axis], stem=f"{stem}/column")
+    whole, product = insert_product(pair, taken, column)
+    result, before = product.outputs[0], pair.outputs[0]
+    result.type, result.shape = before.type, before.shape
+    before.replace_all_uses_with(result)
     graph.remove(pair, safe=True)
-    return [node for value in (whole, column, product) if (node := value.producer()) is not None]
+    return [whole, *filter(None, [column.producer()]), product]
 
 
 def _call(node: ir.Node, taken: set[str]) -> Call | None:

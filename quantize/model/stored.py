@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.evaluation import evaluated
-from ...transforms.existing import is_linear, released_name, zero_point_of
+from ...transforms.existing import insert_product, is_linear, released_name, zero_point_of
 from ...transforms.graph import (
     add_initializer,
     constant,
@@ -58,7 +58,7 @@ def stored_as_given(model: ir.Model, given: ir.Model) -> ir.Model:
     if not (chains or halves) or model.opset_imports.get("", 0) < OPSET or not len(model.graph):
         return model
     copy = model.clone()
-    writer = _Writer(copy.graph, copy.graph[0], names(copy), given.opset_imports.get("", 0))
+    writer = _Writer(copy.graph, copy.graph[0], names(copy), copy.opset_imports[""])
     for value in [each for each in copy.graph.initializers.values() if _may_change(each)]:
         chain = chains.get(str(value.name))
         if chain is None or not writer.compute_as(value, chain):
@@ -115,17 +115,17 @@ def _as_product(node: ir.Node, taken: set[str]) -> ir.Value | None:
     if data is None or scale is None or zero is None or scale.dtype is not FLOAT or "block_size" in node.attributes:
         return None
     params = QParams(scale=scale.numpy(), zero_point=zero, axis=node.attributes.get_int("axis", 1))
-    stem, graph = str(node.outputs[0].name), graph_of(node)
-    result = insert_before(node, taken, "Cast", [node.inputs[0]], {"to": FLOAT.value}, stem=f"{stem}/whole")
-    for op, array in (("Sub", zero.astype(np.float32)), ("Mul", scale.numpy())):
-        if op == "Mul" or array.any():
-            operand = add_initializer(graph, take(taken, f"{stem}/{op}"), along_axis(array, params, len(data.shape)))
-            result = insert_before(node, taken, op, [result, operand], stem=f"{stem}/{op}_")
-    return result
+    graph, rank = graph_of(node), len(data.shape)
+
+    def operand(array: np.ndarray, what: str) -> ir.Value:
+        return add_initializer(graph, take(taken, f"{node.outputs[0].name}/{what}"), along_axis(array, params, rank))
+
+    offset = operand(zero.astype(np.float32), "zero") if zero.any() else None
+    return insert_product(node, taken, operand(scale.numpy(), "scale"), offset)[-1].outputs[0]
 
 
 def _inputs(value: ir.Value) -> list[ir.Value]:
-    """Return the inputs of the node that computes a tensor; none for a constant."""
+    """Return the inputs of the node that computes a tensor of a chain; none for a constant."""
     node = None if constant(value) is not None else value.producer()
     return [] if node is None else [each for each in node.inputs if each is not None]
 
@@ -150,7 +150,7 @@ class _Writer:
         graph: The graph, which changes.
         first: Its first node; what computes weights comes before it.
         taken: The names in use.
-        opset: The opset of the given model.
+        opset: The opset of the model, in which a weight is computed.
         written: The tensors of the model that stand for those of the given one.
     """
 
@@ -182,13 +182,10 @@ class _Writer:
                 half = array.astype(kind.numpy())
             if _is_equal(half.astype(np.float32), weight):
                 name = take(self.taken, f"{weight.name}/{kind.name.lower()}")
-                stored = derive_initializer(self.graph, name, _tensor(weight), _same, half.shape, kind)
-                self._replace(
-                    weight,
-                    insert_before(
-                        self.first, self.taken, "Cast", [stored], {"to": FLOAT.value}, stem=f"{weight.name}/float32"
-                    ),
-                )
+                stored = derive_initializer(self.graph, name, _tensor(weight), np.asarray, half.shape, kind)
+                to = {"to": FLOAT.value}
+                cast = insert_before(self.first, self.taken, "Cast", [stored], to, stem=f"{weight.name}/float32")
+                self._replace(weight, cast)
                 return True
         return False
 
@@ -197,7 +194,7 @@ class _Writer:
         tensor, node = constant(value), value.producer()
         if tensor is None:
             assert node is not None
-            inputs = [None if each is None else self.written[each] for each in node.inputs]
+            inputs = [self.written[each] for each in _inputs(value)]
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             return insert_before(self.first, self.taken, node.op_type, inputs, attributes, stem=f"{value.name}/stored")
         name = take(self.taken, f"{value.name}/stored")
@@ -219,11 +216,6 @@ def _tensor(weight: ir.Value) -> ir.TensorProtocol:
     tensor = constant(weight)
     assert tensor is not None  # `_may_change` has seen it
     return tensor
-
-
-def _same(array: np.ndarray) -> np.ndarray:
-    """Return the values of a weight, which `derive_initializer` converts."""
-    return array
 
 
 def _is_equal(array: np.ndarray | None, weight: ir.Value) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 import pytest
 
@@ -25,10 +27,13 @@ def test_products_of_one_element(op: str, shape: tuple[int, ...], attributes: di
     assert _depth(ir.node(op, [], attributes), shape) == products
 
 
+NO_JOB: Any = None
+
+
 @pytest.mark.parametrize(("run", "runs"), [(0.5, 12.0), (0.1, 60.0), (0.001, 100.0)])
 def test_the_clock_limits_runs_that_built_in_costs_take_for_short(
     run: float, runs: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """100 runs fit into 2 seconds by built-in costs; no more than three times the seconds are spent."""
     monkeypatch.setattr(placement_runs, "runs_for", lambda job, feed, seconds: 50 * seconds)
-    assert placement_runs.runs_within(object(), {}, 2.0, run) == pytest.approx(runs)  # type: ignore[arg-type]
+    assert placement_runs.runs_within(NO_JOB, {}, 2.0, run) == pytest.approx(runs)
