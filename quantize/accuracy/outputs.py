@@ -102,6 +102,7 @@ class Accuracy:
         states: The outputs that feed the next sample. They are no results: their noise counts in the results of later
             samples, since each model carries its own state.
         worst_sample: The sample whose result has the lowest SQNR; None if no sample stands out.
+        low_db: The lower end of the 95 % confidence interval of each SQNR, for other data of the same kind.
     """
 
     samples: int
@@ -122,6 +123,7 @@ class Accuracy:
     divergence: float | None = None
     states: frozenset[str] = frozenset()
     worst_sample: WorstSample | None = None
+    low_db: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def changed(self) -> int:
@@ -147,6 +149,10 @@ class Accuracy:
     def results_db(self) -> dict[str, float]:
         """The SQNR of each float output that is no state, in dB; of all if there are only states."""
         return {name: self.sqnr_db[name] for name in _results(self.sqnr_db, self.states)}
+
+    def least_db(self, output: str) -> float:
+        """Return the SQNR that other data of the same kind leave an output at least, in dB, with 95 % confidence."""
+        return self.low_db.get(output, self.sqnr_db[output])
 
     @property
     def result_parts_db(self) -> dict[str, tuple[str, float]]:
@@ -226,7 +232,8 @@ class _Sums:
         sqnr, labelled, found = self.each.sqnr_db(), _labelled(self.correct), self.classes
         parts, tokens = self._parts_db(), self.tokens.mean
         plain = Accuracy(self.samples, None, sqnr, labelled, parts_db=parts, divergence=tokens, states=self.states)
-        plain = replace(plain, worst_sample=self.each.worst(_results(sqnr, self.states)))
+        worst = self.each.worst(_results(sqnr, self.states))
+        plain = replace(plain, worst_sample=worst, low_db=self.each.low_db())
         if not found.known:
             return plain
         count = found.predictions
@@ -251,7 +258,7 @@ def of_fixed_classes(accuracy: Accuracy, frames: Collection[str]) -> Accuracy:
     if accuracy.labelled is not None or accuracy.class_output not in frames:
         return accuracy
     plain = Accuracy(accuracy.samples, None, accuracy.sqnr_db, parts_db=accuracy.parts_db, states=accuracy.states)
-    return replace(plain, divergence=accuracy.divergence, worst_sample=accuracy.worst_sample)
+    return replace(plain, divergence=accuracy.divergence, worst_sample=accuracy.worst_sample, low_db=accuracy.low_db)
 
 
 def _results(outputs: Iterable[str], states: Collection[str]) -> list[str]:
@@ -388,5 +395,6 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
         "sqnr_db": finite(accuracy.worst_sqnr_db),
         "worst_sample": accuracy.worst_sample and accuracy.worst_sample.to_json(),
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
+        "sqnr_low_db_by_output": {name: finite(accuracy.least_db(name)) for name in accuracy.sqnr_db},
         "sqnr_db_by_part": {name: finite(value) for name, value in accuracy.quiet_db.items()},
     }

@@ -6,8 +6,8 @@
   at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide. Scores without labels that are
   no probabilities may be an embedding: they must have `PART_DB` besides.
 - Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
-- Any other output: at least `LEAST_DB`. The part of it that holds smaller quantities, such as the scores beside the
-  boxes of a detector, and scores into a TopK: at least `PART_DB`.
+- Any other output: at least `LEAST_DB`, at the lower end of the interval of its SQNR. The part of it that holds smaller
+  quantities, such as the scores beside the boxes of a detector, and scores into a TopK: at least `PART_DB`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in scores.items()}}
     others = {name: value for name, value in others.items() if not holds_scores(name)}
     by_part = _by_part(parts) if parts else None
-    by_sqnr = _by_sqnr(others, LEAST_DB) if others or (by_class is None and by_part is None) else None
+    low = {name: accuracy.least_db(name) for name in others}
+    by_sqnr = _by_sqnr(others, low) if others or (by_class is None and by_part is None) else None
     by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
     found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
     nearest = max((each for each in found if each.judge == found[0].judge), key=lambda each: each.excess)
@@ -126,7 +127,8 @@ def _by_scores(accuracy: Accuracy) -> Promise | None:
         return None
     high, fine = accuracy.whole_interval[1], accuracy.sqnr_db.get(accuracy.class_output, -math.inf)
     if high >= POINTS and fine >= FINE_DB:
-        return _by_sqnr({accuracy.class_output: fine}, FINE_DB)
+        place = worst_place({accuracy.class_output: fine})
+        return _of_worst(fine, f"{decibels_text(fine)} at {place}", FINE_DB)
     text = f"predicted drop {100 * accuracy.whole_drop:.2f} points, at most {100 * high:.2f} with 95 % confidence"
     kept = high < POINTS
     found = _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
@@ -166,22 +168,38 @@ def _by_divergence(nats: float) -> Promise:
     return Promise("perplexity", ratio <= 1, text, math.sqrt(ratio) * _amplitude(LEAST_DB), ratio)
 
 
-def _by_sqnr(sqnr_db: Mapping[str, float], least: float) -> Promise:
-    """Judge by the SQNR of the worst output."""
-    return _of_worst(min(sqnr_db.values(), default=math.inf), worst_place(sqnr_db), least)
+def _by_sqnr(sqnr_db: Mapping[str, float], low_db: Mapping[str, float]) -> Promise:
+    """Judge by the output whose SQNR has the lowest lower end.
+
+    Args:
+        sqnr_db: The SQNR of each output, in dB.
+        low_db: The lower end of the interval of each of them, in dB.
+    """
+    worst = min(low_db, key=low_db.__getitem__, default="")
+    mean, low = sqnr_db.get(worst, math.inf), low_db.get(worst, math.inf)
+    sure = f", at least {decibels_text(low)} with 95 % confidence" if low < mean else ""
+    return _of_worst(
+        mean if low >= LEAST_DB else low, f"{decibels_text(mean)} at {worst_place(low_db)}{sure}", LEAST_DB
+    )
 
 
 def _by_part(parts_db: Mapping[str, tuple[str, float]]) -> Promise:
     """Judge by the worst of the quiet parts of outputs."""
     name, (where, worst) = min(parts_db.items(), key=lambda row: row[1][1])
-    return _of_worst(worst, f"{name}{where}", PART_DB)
+    return _of_worst(worst, f"{decibels_text(worst)} at {name}{where}", PART_DB)
 
 
-def _of_worst(worst: float, where: str, least: float) -> Promise:
-    """Judge by an SQNR in dB and the least that is needed."""
-    text = f"{decibels_text(worst)} at {where}, {least:.0f} dB are needed"
-    error = _amplitude(worst)
-    return Promise("SQNR", worst >= least, text, error, (error / _amplitude(least)) ** 2)
+def _of_worst(judged: float, told: str, least: float) -> Promise:
+    """Judge by an SQNR in dB and the least that is needed.
+
+    Args:
+        judged: The SQNR.
+        told: The measured value in words.
+        least: The least SQNR that keeps the promise.
+    """
+    error = _amplitude(judged)
+    text = f"{told}, {least:.0f} dB are needed"
+    return Promise("SQNR", judged >= least, text, error, (error / _amplitude(least)) ** 2)
 
 
 def _amplitude(decibels: float) -> float:

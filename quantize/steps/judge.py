@@ -100,7 +100,7 @@ def with_selected_outputs(
     accuracy = _showing(job, candidate, compare, apart)
     if accuracy is None:
         apart, accuracy = {}, compare(job.opened, candidate.sessions)
-    lost = {name for name, value in accuracy.sqnr_db.items() if value < LEAST_DB} - carried
+    lost = {name for name in accuracy.sqnr_db if accuracy.least_db(name) < LEAST_DB} - carried
     gone, small = lost.intersection(unlike(accuracy)), not job.weights.large
     more, given = in_place_of(job.simple, lost, gone, integers, gives=small)
     if not more and not given:

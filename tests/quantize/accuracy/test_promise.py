@@ -50,6 +50,8 @@ MANY_KEPT = Labelled(items=20000, float_correct=15000, int8_correct=14990, broke
 
 JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
     "class scores": (SCORES, "class scores", True),
+    "an SQNR of few samples": (Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}), "SQNR", False),
+    "an SQNR of many samples": (Accuracy(256, None, {"y": 20.6}, low_db={"y": 20.2}), "SQNR", True),
     "a predicted drop": (replace(SCORES, whole_interval=(0.0, 0.006)), "class scores", False),
     "chance on few samples": (
         replace(SCORES, whole_interval=(0.0, 0.03), sqnr_db={"y": 38.0}),
@@ -312,6 +314,13 @@ def test_what_is_nearest_to_its_limit_is_told() -> None:
         promise(replace(whole, parts_db={"y": ("[:, 4:]", 29.0)})).text
         == "30.0 dB at the worst output, 20 dB are needed"
     )
+
+
+def test_the_interval_of_an_sqnr_is_told() -> None:
+    found = promise(Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}))
+    text = "21.4 dB at the worst output, at least 19.8 dB with 95 % confidence, 20 dB are needed"
+    assert (found.text, found.kept) == (text, False)
+    assert found.excess == pytest.approx(10**0.02)  # 0.2 dB
 
 
 def test_labels_that_the_float_model_does_not_know_judge_nothing() -> None:

@@ -19,6 +19,7 @@ from requant.quantize.accuracy.sqnr import decibels, powers
 from requant.quantize.accuracy.verdict import accuracy_rows, answers_lost
 
 VALUES = 400
+DRAWS = 400
 
 
 def compared(signals: Sequence[float], noises: Sequence[float]) -> Accuracy:
@@ -119,3 +120,39 @@ def test_a_sample_of_another_shape_is_the_worst() -> None:
         each.add(str(place), "y", 5, powers(np.ones(5, np.float32), np.ones(length, np.float32)))
     assert each.worst(["y"]) == WorstSample("2", "y", -math.inf)
     assert each.sqnr_db() == {"y": -math.inf}
+
+
+def test_the_lower_end_covers_other_samples() -> None:
+    """The SQNR of many samples is below the lower end of 16 of them in at most 5 % of the draws (one side: 2.5 %)."""
+    random = np.random.default_rng(3)
+    noises = random.gamma(4.0, 0.01 / 4, 4096)  # of gammas with shape 4 the standard deviation is half the mean
+    truth = decibels(1.0, float(noises.mean()))
+    below = 0
+    for _ in range(DRAWS):
+        each = EachSample()
+        for noise in random.choice(noises, 16):
+            each.add("here", "y", 1, (1.0, float(noise)))
+        below += truth < each.low_db()["y"]
+    # the mean of 16 gammas is skewed, and Z is no quantile of Student's t: 2.5 % become about 5 %
+    assert 0.005 * DRAWS < below < 0.08 * DRAWS
+
+
+def test_few_samples_and_equal_outputs_have_no_interval() -> None:
+    three, same = compared([1.0] * 3, [0.1, 0.2, 0.3]), compared([1.0] * 8, [0.0] * 8)
+    assert three.low_db == three.sqnr_db
+    assert same.least_db("y") == math.inf
+    lost = EachSample()
+    for noise in (0.1, 0.1, math.nan, 0.1):
+        lost.add("here", "y", 1, (1.0, noise))
+    assert lost.low_db() == {"y": -math.inf}
+    silent = EachSample()
+    for _ in range(8):
+        silent.add("here", "y", 1, (0.0, 0.1))
+    assert silent.low_db() == silent.sqnr_db() == {"y": -math.inf}
+
+
+def test_the_signal_of_a_sample_may_differ_where_the_ratio_does_not() -> None:
+    found = compared([1.0, 2.0, 4.0, 8.0], [0.1, 0.2, 0.4, 0.8])
+    # the powers of two draws of 400 values differ by 10 %: the interval of four ratios is about 0.4 dB wide
+    assert found.sqnr_db["y"] - 1.0 < found.least_db("y") < found.sqnr_db["y"]
+    assert accuracy_json(found)["sqnr_low_db_by_output"] == {"y": found.least_db("y")}
