@@ -225,7 +225,7 @@ class Placement:
     """How the plan was chosen.
 
     Attributes:
-        how: ``rules``, ``estimated``, ``measured``, ``all`` or ``plan``.
+        how: ``rules``, ``estimated``, ``measured``, ``all``, ``plan`` or ``search``.
         predicted_ms: The sum of the costs of the plan, in milliseconds, at the first batch size; None without measured
             costs.
         tried: Milliseconds of each timed plan, by name, at the first batch size.

@@ -26,8 +26,9 @@ from requant.quantize.runtime.isa import detect, resolve
 Feeds = Sequence[Mapping[str, NDArray[Any]]]
 Range = tuple[float, float]
 
-# The first draw of a text in a new environment builds a table of all characters, which takes more than a second.
-settings.register_profile("all", suppress_health_check=[HealthCheck.too_slow])
+# The first draw of a text in a new environment builds a table of all characters, which takes more than a second. The time
+# of an example says nothing on a busy machine.
+settings.register_profile("all", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.register_profile("quick", settings.get_profile("all"), max_examples=15)
 
 

@@ -793,7 +793,7 @@ def computed_rightly(path: Path, feeds: list[Feed], exact: dict[str, Array], all
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 PHASES = [Phase.explicit, Phase.generate]  # shrinking takes minutes, and the graphs are small
-common = settings(derandomize=True, deadline=None, suppress_health_check=CHECKS, phases=PHASES)
+common = settings(derandomize=True, suppress_health_check=CHECKS, phases=PHASES)
 
 
 @settings(common, max_examples=5)

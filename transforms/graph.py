@@ -30,6 +30,11 @@ DEEPEST = (2**31 - 1) // (255 * 128)
 LARGE = 2**20  # bytes; a tensor derived from a larger weight is computed at each read, and not kept in memory
 
 
+def is_float32(value: ir.Value | None) -> bool:
+    """Return whether a tensor is known to be float32."""
+    return value is not None and value.dtype is ir.DataType.FLOAT
+
+
 def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return the tensor of a Constant node, or of an initializer that no caller can override; else None.
 

@@ -205,7 +205,7 @@ def _axis_before(node: ir.Node, axis: int, known: Known) -> int | None:
         shape = known.get(x, x).shape
         same = shape is not None and len(shape) == len(given) and axis < len(given) and given[axis] == 1
         return axis if same else None
-    return None if axis in given or min(given) < 0 else axis - sum(each < axis for each in given)
+    return None if axis in given or min(given, default=0) < 0 else axis - sum(each < axis for each in given)
 
 
 def _standard(value: ir.Value | None) -> ir.Node | None:

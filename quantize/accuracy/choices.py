@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ...transforms.graph import constant
+from ...transforms.graph import constant, is_float32
 from ...transforms.ops import OPS
 
 SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
@@ -52,13 +52,8 @@ def chooses(node: ir.Node, known: Mapping[str, ir.Value]) -> bool:
 def computed_inputs(node: ir.Node, known: Mapping[str, ir.Value]) -> Iterator[tuple[int, ir.Value]]:
     """Yield the inputs of a node that are float and not constant, with their index."""
     for index, value in enumerate(node.inputs):
-        if value is not None and constant(value) is None and is_float_tensor(known.get(str(value.name))):
+        if value is not None and constant(value) is None and is_float32(known.get(str(value.name))):
             yield index, value
-
-
-def is_float_tensor(value: ir.Value | None) -> bool:
-    """Whether the type of a tensor is known and float."""
-    return value is not None and value.dtype is ir.DataType.FLOAT
 
 
 def was_given(compared: Iterable[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from ...transforms.graph import constant
+from ...transforms.graph import constant, is_float32
 from ...transforms.inference import inferred
 from .choices import (
     BEFORE_LAYERS,
@@ -16,7 +16,6 @@ from .choices import (
     Reader,
     chooses,
     computed_inputs,
-    is_float_tensor,
     is_layer,
 )
 from .given_choices import given_choices, layered_choices, outputs_behind, readers_of
@@ -81,7 +80,7 @@ def chosen_outputs(model: ir.Model, given: Collection[str] = ()) -> dict[str, tu
 def in_place_of(
     model: ir.Model,
     lost: Collection[str],
-    unlike: Collection[str] = (),
+    reshaped: Collection[str] = (),
     integers: Collection[str] = (),
     *,
     gives: bool = True,
@@ -91,7 +90,7 @@ def in_place_of(
     Args:
         model: A simplified float model.
         lost: The outputs that lose much.
-        unlike: Those whose shape differs too.
+        reshaped: Those whose shape differs too.
         integers: The outputs that are integers, which are not compared if layers compute them from a choice.
         gives: Whether choices may be given: the weights that lead to them are then twice in memory.
     """
@@ -100,8 +99,8 @@ def in_place_of(
     if not behind.intersection(lost):
         given, behind, integers = [], set(), ()
     chosen = chosen_outputs(model, given) if lost else {}
-    every = tuple(selected_from(model)) if unlike else ()
-    apart = {name: every for name in unlike if name not in behind}
+    every = tuple(selected_from(model)) if reshaped else ()
+    apart = {name: every for name in reshaped if name not in behind}
     return apart | {name: chosen[name] for name in (*lost, *integers) if name in chosen}, given
 
 
@@ -151,7 +150,7 @@ def _behind(
             if value in chosen and before is not None:
                 nodes += [] if before in seen else [before]
                 seen.add(before)
-            elif is_float_tensor(known.get(str(value.name))):
+            elif is_float32(known.get(str(value.name))):
                 yield node, index, value
 
 

@@ -1,4 +1,4 @@
-"""`requant inspect`, `diff`, `view`, `compile`, `bench` and `explain`."""
+"""`requant inspect`, `diff`, `view`, `compile`, `kernels`, `bench` and `explain`."""
 
 from __future__ import annotations
 

@@ -316,8 +316,8 @@ def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) ->
     if unlike:
         yield _with(line, Status.SKIP, f"the baseline is from another machine or setting: {unlike}")
     elif slower(now.rounds, _least_of(before, allowed)):
-        one, two = before.machine.runtime, now.machine.runtime
-        also = "" if one == two else f"; the baseline is from ONNX Runtime {one}, this is {two}"
+        one, two = before.machine.described, now.machine.described
+        also = "" if one == two else f"; the baseline is from {one}, this is {two}"
         yield _with(line, Status.FAIL, f"slower than the baseline in {rounds}{also}")
     else:
         yield line

@@ -12,10 +12,11 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import Array, Feed, ModelSource, describe, open_session, runtime_message
+from ...system.apart import PathLike
 from ...transforms.graph import computing_graphs, constant
 from ..accuracy.classes import is_float
 from ..accuracy.sqnr import decibels, powers
-from ..model.files import PathLike, Weights, load_model, serialize
+from ..model.files import Weights, load_model, serialize
 from ..model.shown import show_tensors
 from ..runtime.macs import NATIVE_BLOCK_PRODUCT, NATIVE_PRODUCT, NATIVE_RECURRENT, counted_as
 from .baseline import Constant, Layer

@@ -28,6 +28,8 @@ from .baseline import Baseline, Constant, DataSummary, Layer, Measured, Scored, 
 
 FORMAT = "requant.lock"
 VERSION = 1
+HEAD = 4096
+"""Bytes at the beginning of a file that tell a baseline, whose first key is the format."""
 MALFORMED = "malformed, --update writes a new one"
 COPIED = ("float_model", "int8_model", "mac_share", "size", "opset")
 """Attributes of `Measured` that are written as they are."""
@@ -117,6 +119,19 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
         return _baseline(document, name)
     except RequantError as error:
         raise RequantError(f"{name}: {error}") from error
+
+
+def is_baseline(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins like a baseline, damaged or not.
+
+    Raises:
+        RequantError: It cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return FORMAT.encode() in file.read(HEAD)
+    except OSError as error:
+        raise RequantError(f"{os.fspath(path)}: {error.strerror}") from error
 
 
 def check_writable(*paths: Path | None) -> None:

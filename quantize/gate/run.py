@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from ...calibration.identity import fingerprint
 from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import Link
+from ...system.apart import PathLike
 from ...system.given import normalise_fields, or_default
 from ...system.printable import printable
 from ...transforms.inference import outputs_of
@@ -33,10 +35,8 @@ from .baseline import Baseline, Measured, Tolerances, tolerances
 from .blame import changed_layers, explained
 from .judge import Line, Status, floor_of, judge
 from .layers import layers_of, stored_bytes, tensor_noise
-from .lock import check_writable, load_baseline, save_baseline
+from .lock import check_writable, is_baseline, load_baseline, save_baseline
 from .measure import Pair, Timing, machines_differ, measure_pair, usual_metrics
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ def ready(
         RequantError: The float model, the data, the baseline, a metric or a tolerance cannot be used.
     """
     options = or_default(options, CheckOptions)
-    old = None if update and not Path(baseline).exists() else load_baseline(baseline)
+    old = _replaced(baseline) if update else load_baseline(baseline)
     if update:
         check_writable(Path(baseline))
     model = load_model(float_model)
@@ -260,6 +260,23 @@ def ready(
         update=update,
         options=options,
     )
+
+
+def _replaced(baseline: PathLike) -> Baseline | None:
+    """Return the baseline that an update replaces; None without one, or if it is damaged or of another version.
+
+    Raises:
+        RequantError: The file is no baseline, so that it is not overwritten.
+    """
+    if not os.path.lexists(baseline):
+        return None
+    try:
+        return load_baseline(baseline)
+    except RequantError as error:
+        if not is_baseline(baseline):
+            raise
+        logging.getLogger("requant").warning("requant: %s; it is written anew", error)
+        return None
 
 
 def _check_float_model(path: PathLike, model: ir.Model, baseline: Baseline | None) -> None:

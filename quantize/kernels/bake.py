@@ -17,11 +17,11 @@ from ...transforms.graph import (
     take,
     take_place,
 )
+from ...transforms.ops import MS
 from .calls import CONVOLUTION, fits_operator
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
 from .nodes import native_node
 
-MS = "com.microsoft"
 CONV_ZEROS, CONV_RESULT = (2, 5), 7
 """QLinearConv: the zero points of x and w, and that of the result."""
 

@@ -13,7 +13,6 @@ from ...calibration.session import Array, open_session, run_session
 from ...transforms.elementwise import Place, channels_of
 from ...transforms.graph import constant
 
-MS = "com.microsoft"
 INTEGER: Mapping[str, tuple[Mapping[int, int], int]] = {
     "QLinearSigmoid": ({0: 2}, 4),
     "QLinearLeakyRelu": ({0: 2}, 4),

@@ -19,7 +19,8 @@ from ...transforms.graph import (
     replace,
     take,
 )
-from .products import DYNAMIC, FORMS, MS, bias_behind
+from ...transforms.ops import MS
+from .products import DYNAMIC, FORMS, bias_behind
 
 WEIGHTS, SCALE, ZERO = 1, 2, 3  # among the inputs of DynamicQuantizeMatMul, in front of the bias
 BIAS = FORMS[DYNAMIC].bias

@@ -14,8 +14,8 @@ from .chains import Chain, exact_values
 SEGMENTS = 64
 """The number of segments; ``kSegments`` in the sources."""
 PART = 2**16 // SEGMENTS
-"""Parts of a segment that the sums are rounded to."""
-STEP = 64  # parts of a step of the result that the lines are rounded to
+"""The number of steps in a segment: the operator rounds its input to them."""
+STEP = 64  # the operator holds the lines in 1/64 of a step of the result
 MOST = 2**15 - 1
 SAMPLES = 32  # of the function in each segment
 LARGEST = 1 / 16  # steps: a curve may differ so much from the function
@@ -140,7 +140,7 @@ def _between(values: Array, results: Array, start: int) -> float:
 
 def _grid(low: float, high: float, found: list[float]) -> tuple[float, float] | None:
     """Return where the first segment begins and how wide each is, so that bends are ends; None for too many bends."""
-    whole = high - low
+    whole, found = high - low, sorted({*found})
     if len(found) > 2:
         return None
     first, last = (found[0], found[-1]) if found else (low, low)

@@ -16,7 +16,6 @@ from ...transforms.plan import Unit
 from .calls import Call
 from .wrap import put_calls
 
-MS = "com.microsoft"
 DYNAMIC = "DynamicQuantizeMatMul"
 
 
@@ -119,13 +118,18 @@ def _functions(model: ir.Model) -> dict[ir.Value, _Function]:
 
 def _number(node: ir.Node) -> int:
     """Return the number of the function that a node computes of its first input; 0 for another function."""
-    by_tanh = node.attributes.get_string("approximate", "none") == "tanh"
-    numbers = {("", "Relu"): RELU, ("", "Gelu"): GELU_BY_TANH if by_tanh else GELU, (MS, "Gelu"): GELU}
-    if len(node.inputs) == 1:  # a second input is a bias
-        numbers[MS, "FastGelu"] = GELU_BY_TANH
-    if node.attributes.get_float("alpha", 0) == 1:  # without it alpha is 1.702
-        numbers[MS, "QuickGelu"] = SILU
-    return numbers.get((node.domain, node.op_type), 0)
+    match node.domain, node.op_type:
+        case "", "Relu":
+            return RELU
+        case "", "Gelu":
+            return GELU_BY_TANH if node.attributes.get_string("approximate", "none") == "tanh" else GELU
+        case "com.microsoft", "Gelu":
+            return GELU
+        case "com.microsoft", "FastGelu":
+            return GELU_BY_TANH if len(node.inputs) == 1 else 0  # a second input is a bias
+        case "com.microsoft", "QuickGelu":
+            return SILU if node.attributes.get_float("alpha", 0) == 1 else 0  # without it alpha is 1.702
+    return 0
 
 
 def _silu(sigmoid: ir.Node) -> _Function | None:
@@ -188,7 +192,8 @@ def bias_behind(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
         return None
     if weights is None or source is None:
         return None
-    (value,) = (each for each in add.inputs if each is not end) if len({*add.inputs}) == 2 else (None,)
+    others = [each for each in add.inputs if each is not end]
+    value = others[0] if len(others) == 1 else None
     tensor, rank = constant(value), len(source.shape) if source.shape is not None else 0
     if value is None or tensor is None or not 1 <= len(tensor.shape) <= max(rank, 1):
         return None

@@ -69,14 +69,16 @@ def _folded(pair: ir.Node, taken: set[str]) -> list[ir.Node]:
 
 def _call(node: ir.Node, taken: set[str]) -> Call | None:
     """Return the call of the operator for a GRU or LSTM; None if its weights are not in int8."""
-    body, weights, states = [node], list[ir.Value | None](), STATES[node.op_type]
+    states = STATES[node.op_type]
+    found: list[tuple[ir.Node, ir.Node]] = []
     for value in node.inputs[1:3]:
         reshape = made_by(value, "Reshape")
         pair = None if reshape is None else made_by(reshape.inputs[0], "DequantizeLinear")
         if reshape is None or pair is None:
             return None
-        weights += pair.inputs
-        body[-1:-1] = [*_folded(pair, taken), reshape]
+        found.append((pair, reshape))
+    weights = [value for pair, _ in found for value in pair.inputs]  # before the model is changed
+    body = [each for pair, reshape in found for each in (*_folded(pair, taken), reshape)]
     given = [*node.inputs, *[None] * (STEADY + states)][: STEADY + states]
     values: dict[str, int | tuple[int, ...]] = {
         "backward": BACKWARD[node.attributes.get_string("direction", "forward")],
@@ -90,7 +92,7 @@ def _call(node: ir.Node, taken: set[str]) -> Call | None:
         str(node.name),
         INPUTS[: len(inputs)],
         inputs,
-        body,
+        [*body, node],
         attributes,
         dtype=ir.DataType.FLOAT,
         results=1 + states,

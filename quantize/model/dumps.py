@@ -12,10 +12,11 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
+from ...system.apart import PathLike
 from ...system.notes import note_written
 from ...system.regular import reason_of
 from ...transforms import REGISTRY, Pipeline, StepResult
-from .files import PathLike, check_output
+from .files import check_output
 from .writing import save_model
 
 DUMP = re.compile(r"[0-9]{2,}_(\w+)\.onnx(\.data)?")

@@ -21,6 +21,7 @@ from ...calibration.file_tensor import read_from_files
 from ...calibration.onnx_files import parse_proto, read_proto
 from ...calibration.session import LARGE, Serialized
 from ...calibration.stamps import locations
+from ...system.apart import PathLike
 from ...system.given import check_path
 from ...system.notes import note
 from ...system.regular import check_file, check_replaceable, reason_of
@@ -35,8 +36,6 @@ from .side_files import home_of, refer, tensor_of, weights_of, write_side
 PROTOBUF_LIMIT = 2**31 - 2**20  # bytes of weights in one protobuf message, with room for the graph
 INSIDE = 2**26  # bytes of weights inside a model in memory: four copies exist while a session opens
 APART = 2**16  # tensors of so many bytes stay in a large file, and are written one at a time
-
-PathLike = str | os.PathLike[str]
 
 
 def load_model(path: PathLike, *, in_place: bool = False) -> ir.Model:

@@ -10,13 +10,14 @@ import onnx_ir as ir
 
 from ... import RequantError
 from ...calibration.files import replacing
+from ...system.apart import PathLike
 from ...system.notes import note_written
 from ...system.regular import check_replaceable, reason_of
 from ...system.scratch import OLD, exclusive, scratch_folder
 from ...transforms.externalize_weights import EXTERNAL, external_threshold
 from ...transforms.tensors import external_tensors, load_tensors, tensors
 from . import files
-from .files import PathLike, side_file
+from .files import side_file
 from .raw_weights import with_weights
 from .side_files import SMALL, refer, tensor_of, weights_of, write_side, write_tensor
 

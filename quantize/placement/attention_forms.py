@@ -8,11 +8,11 @@ import onnx_ir as ir
 
 from ...transforms.attention import FoundAttention, attention_among
 from ...transforms.cached_attention import CACHED, find_cached
-from ...transforms.graph import plain_shape
+from ...transforms.graph import is_float32, plain_shape
 from ...transforms.plan import Unit
 from ...transforms.reasons import NONE, Reason
 from . import reasons as why
-from .facts import Facts, is_float32
+from .facts import Facts
 
 
 def attention_obstacle(unit: Unit, facts: Facts) -> Reason:

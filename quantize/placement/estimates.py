@@ -77,8 +77,12 @@ def _depth(node: ir.Node, shape: Sequence[int]) -> int:
 
     Args:
         node: A Conv, Gemm, MatMul or another product.
-        shape: The shape of its weight: (M, C, *kernel) of a Conv; (..., K, N), or (K,), of a MatMul.
+        shape: The shape of its weight: (M, C / group, *kernel) of a Conv; (C, M / group, *kernel) of a ConvTranspose;
+            (..., K, N), or (K,), of a MatMul.
     """
+    if node.op_type == "ConvTranspose":  # each element is reached by one tap of a stride
+        taps = math.prod(shape[2:]) // math.prod(node.attributes.get_ints("strides", (1,)))
+        return max(shape[0] // node.attributes.get_int("group", 1) * taps, 1)
     if node.op_type == "Conv":
         return math.prod(shape[1:])
     if node.attributes.get_int("transB", 0):
@@ -86,6 +90,6 @@ def _depth(node: ir.Node, shape: Sequence[int]) -> int:
     return shape[-2] if len(shape) > 1 else math.prod(shape)
 
 
-def conversion(elements: int, rank: int) -> float:
+def conversion(elements: int, *, image: bool) -> float:
     """Return the estimated time of a QuantizeLinear or a DequantizeLinear, with the change of layout of an image."""
-    return LAUNCH + elements * (CONVERTED + (TURNED if rank == IMAGE else 0.0))
+    return LAUNCH + elements * (CONVERTED + (TURNED if image else 0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -37,7 +38,8 @@ class Facts:
         portable: Whether the model is for other runtimes too.
         native: Whether units may be native operators.
         attention: Whether attention is one unit.
-        joins: Whether native convolutions may absorb functions and sums, and not round in front of them.
+        exact: Whether native operators must compute bit for bit what their bodies compute. Then there are none for
+            ConvTranspose, interpolation and products that find ranges at run time, and none absorbs another.
         blocks: The form of weights in blocks.
         noise_of: By form of matrix products from float to float, the noise at the outputs by input tensor.
         harmed_by: By such a form, the input tensors that ruin an output, with the reason.
@@ -60,13 +62,18 @@ class Facts:
     portable: bool = False
     native: bool = False
     attention: bool = False
-    joins: bool = True
+    exact: bool = False
     blocks: BlockForm = field(default_factory=BlockForm)
     noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
     harmed_by: Mapping[Impl, Mapping[str, str]] = field(default_factory=dict)
     noise_of_weights: Mapping[str, float] = field(default_factory=dict)
     finished: bool = False
     caches: frozenset[str] = frozenset()
+
+    @cached_property
+    def convolves(self) -> bool:
+        """Whether there is a convolution, so that tensors of four axes are images."""
+        return any(node.op_type == "Conv" for node in self.nodes.values())
 
 
 def facts_of(
@@ -87,8 +94,3 @@ def facts_of(
         finished=is_finished(model),
         caches=frozenset(map(node_name, cache_nodes(model.graph))),
     )
-
-
-def is_float32(value: ir.Value | None) -> bool:
-    """Return whether a tensor is known to be float32."""
-    return value is not None and value.dtype is ir.DataType.FLOAT

@@ -24,7 +24,7 @@ def joins_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]) ->
         plan: The units in order.
         forms: The possible implementations by unit.
     """
-    if not facts.joins:
+    if facts.exact:
         return {}
     native = [unit for unit in plan.units if Impl.U8_NATIVE in forms[unit.name]]
     readers = Counter(tensor for unit in plan.units for tensor in {*unit.inputs})

@@ -124,20 +124,17 @@ def profile_float(bench: Bench, known: Measured) -> tuple[Spent | None, Measured
     return whole, replace(known, prices=replace(known.prices, layouts=layouts))
 
 
-def untold(done: int) -> None:
-    """Tell nobody how many plans were measured."""
+def no_progress(done: int) -> None:
+    """Ignore the number of measured plans."""
 
 
-def measure_units(bench: Bench, known: Measured, tell: Callable[[int], None] = untold) -> tuple[Candidate, Measured]:
-    """Measure every unit in float and in each integer form, within whole models.
+def measure_units(bench: Bench, known: Measured, tell: Callable[[int], None] = no_progress) -> Measured:
+    """Return the state with the costs of every unit in float and in each integer form, within whole models.
 
     Args:
         bench: The bench.
         known: The state.
         tell: Called with the number of plans that were measured.
-
-    Returns:
-        The model with every unit in integers, and the state with the costs.
     """
     space = known.prices.space
     wide = bench.write(all_int8_plan(space.facts, space.rules))
@@ -154,7 +151,7 @@ def measure_units(bench: Bench, known: Measured, tell: Callable[[int], None] = u
         if impl is Impl.U8_NATIVE and space.joins:
             (spent,), known = profile(bench, known, [bench.write(plan, last=True).source])
             known = _with_joined(known, spent)
-    return wide, known
+    return known
 
 
 def measure_plan(bench: Bench, known: Measured, candidate: Candidate) -> Measured:

@@ -74,24 +74,6 @@ def joined(problems: Sequence[Problem], weights: Sequence[float]) -> Problem:
     )
 
 
-def total(problem: Problem, chosen: Mapping[str, Impl]) -> float:
-    """Return the cost of a placement, in microseconds."""
-    written = {t: _domains(chosen[item.name])[1] for item in problem.items for t in item.outputs}
-    read: dict[str, set[int]] = defaultdict(set)
-    for tensor in problem.shown:
-        read[tensor].add(0)
-    for item in problem.items:
-        for tensor in item.inputs:
-            read[tensor].add(_domains(chosen[item.name])[0])
-    cost = math.fsum(item.costs[chosen[item.name]] for item in problem.items)
-    for tensor, domains in read.items():
-        if written.get(tensor, 0) and 0 in domains:
-            cost += problem.dequantize[tensor]
-        elif not written.get(tensor, 0) and 1 in domains:
-            cost += problem.quantize[tensor]
-    return cost
-
-
 def cheapest(problem: Problem) -> dict[str, Impl]:
     """Return the implementation of each unit in a placement with the least cost."""
     graph = _Cut()

@@ -139,8 +139,8 @@ def noise(unit: Unit, nodes: Mapping[str, ir.Node]) -> float:
     if tensor is None:
         return activations
     array = np.abs(tensor.numpy().astype(np.float32))
-    channels = np.moveaxis(array, row.channel_axis(nodes[unit.nodes[0]]) % array.ndim, 0).reshape(-1, 1)
-    channels = channels.reshape(array.shape[row.channel_axis(nodes[unit.nodes[0]]) % array.ndim], -1)
+    axis = row.channel_axis(nodes[unit.nodes[0]]) % array.ndim
+    channels = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
     power = np.square(channels, dtype=np.float64).mean(axis=1)
     step = channels.max(axis=1).astype(np.float64) / 127
     ratio = np.divide(step**2 / 12, power, out=np.zeros_like(power), where=power > 0)

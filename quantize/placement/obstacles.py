@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ...transforms.conv_transposes import has_whole_strides
 from ...transforms.elementwise import CHANNELWISE, Place, channels_of
-from ...transforms.graph import DEEPEST, constant, has_plain_window, plain_shape, release, whole_first
+from ...transforms.graph import DEEPEST, constant, has_plain_window, is_float32, plain_shape, release, whole_first
 from ...transforms.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8_forms import RECURRENT, gate_obstacle
 from ...transforms.int8_recurrent import ACTIVATIONS
@@ -25,7 +25,7 @@ from ..options.declared import Strategy
 from ..runtime.kernels import uint8_kernels
 from . import reasons as why
 from .attention_forms import attention_obstacle
-from .facts import FIRST_INTEGER_OPSET, Facts, is_float32
+from .facts import FIRST_INTEGER_OPSET, Facts
 
 # A first convolution, of few channels and without groups, is slower as a QLinearConv below this many products per
 # output: on 1 or 3 channels 3x3 and 5x5 take 2.4 to 3.6 times as long in int8, a 7x7 on 3 channels 0.7 times.
@@ -84,7 +84,7 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return _resize_obstacle(unit, facts, strategy, len(shapes[0]))
     if unit.op == "ConvTranspose":
         return _transposed_obstacle(unit, facts)
-    images = len(shapes[-1]) == IMAGE and any(each.op_type == "Conv" for each in facts.nodes.values())
+    images = len(shapes[-1]) == IMAGE and facts.convolves
     channel = 1 if images else len(shapes[-1]) - 1
     if unit.op in TABLES and len(shapes[0]) != len(shapes[-1]):  # a constant with more axes adds them
         return why.NO_FORM
@@ -105,7 +105,7 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
 def _resize_obstacle(unit: Unit, facts: Facts, strategy: Strategy, rank: int) -> Reason:
     """Return why a Resize cannot be a native operator."""
     found = find_resizing(facts.nodes[unit.nodes[0]])
-    if found is None or rank != IMAGE or not (found.nearest or facts.joins):
+    if found is None or rank != IMAGE or not (found.nearest or not facts.exact):
         return why.NO_FORM  # what is between pixels may differ by a step from that of the body
     return _tensor_obstacle(unit, facts, (*unit.inputs, *unit.outputs)) or _form_obstacle(unit, facts, strategy)
 
@@ -113,7 +113,7 @@ def _resize_obstacle(unit: Unit, facts: Facts, strategy: Strategy, rank: int) ->
 def _transposed_obstacle(unit: Unit, facts: Facts) -> Reason:
     """Return why a ConvTranspose cannot be a native operator."""
     node = facts.nodes[unit.nodes[0]]
-    if not facts.joins:  # the body adds in float: a result may differ by a step from that of the operator
+    if facts.exact:  # the body adds in float: a result may differ by a step from that of the operator
         return why.NO_FORM
     if not has_whole_strides(node, constant(node.inputs[1])):
         return why.NO_FORM
@@ -159,7 +159,7 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
 
 def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot be a native product that finds its ranges at run time."""
-    if not facts.native or not facts.joins:  # its results are not those of its body
+    if not facts.native or facts.exact:  # its results are not those of its body
         return why.NO_FORM
     if unit.op in RECURRENT:
         return _native_recurrent_obstacle(unit, facts)
@@ -201,7 +201,7 @@ def _block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
 
 def _native_block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot be a native product with weights in blocks; a table has no native operator."""
-    if not facts.native or not facts.joins or unit.op == "Gather":  # its results are not bit for bit those of its body
+    if not facts.native or facts.exact or unit.op == "Gather":  # its results are not bit for bit those of its body
         return why.NO_FORM
     return _block_obstacle(unit, facts, strategy)
 
@@ -446,7 +446,7 @@ def _follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> Reason:
     for tensor in known:
         if tensor.dtype is not ir.DataType.FLOAT or not tensor.size:
             return why.OPERAND_NOT_FLOAT32
-        if not np.isfinite(tensor.numpy()).all():
+        if not _is_finite(tensor):
             return why.OPERAND_NOT_FINITE
     ranges = [facts.ranges[str(v.name)] for v in read if v.name in facts.ranges]
     ranges += [(float(tensor.numpy().min()), float(tensor.numpy().max())) for tensor in known]

@@ -243,4 +243,4 @@ def _conversion(prices: Prices, tensor: str) -> float:
     """Return the estimated cost of a QuantizeLinear or a DequantizeLinear of a tensor."""
     shape = prices.space.shapes.get(tensor, ())
     image = len(shape) == IMAGE and math.prod(shape[2:]) > 1
-    return conversion(prices.sizes.get(tensor, 0), IMAGE if image else 0)
+    return conversion(prices.sizes.get(tensor, 0), image=image)

@@ -178,7 +178,7 @@ def plans_by_price(job: Job, facts: Facts, rules: Plan, write: Write, noise: Map
         if how == "measured":
             _, known = profile_float(size.bench, known)
             if has_unmeasured(known.prices):
-                _, known = measure_units(size.bench, known)
+                known = measure_units(size.bench, known)
                 _keep(known)
         sizes.append(replace(size, known=replace(known, prices=with_absorbed(known.prices))))
     return PricedPlans(job, facts, rules, noise, tuple(sizes))
@@ -197,7 +197,7 @@ def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
         if not space.keys:
             raise RequantError(f"{job.path}: no unit of it can become int8")
         known = Measured(Prices.of(space, costs, {}), fresh)
-        _, known = measure_units(Bench.of(job, space, write, load.feed), known)
+        known = measure_units(Bench.of(job, space, write, load.feed), known)
         fresh, sure = known.fresh, sure and known.sure
     if not job.loads:
         raise RequantError(f"{job.path}: no data to run it on")
@@ -365,8 +365,8 @@ def _with_units(size: Size, candidates: dict[str, Candidate], tell: Callable[[in
     known, space = size.known, size.known.prices.space
     missing = any(lacks_float(known.prices, name) for name in space.keys.keys() - known.prices.absorbed)
     if missing or has_unmeasured(known.prices):
-        candidates["all"], known = measure_units(size.bench, known, tell)
-    elif "all" not in candidates:
+        known = measure_units(size.bench, known, tell)
+    if "all" not in candidates:
         candidates["all"] = size.bench.candidate(all_int8_plan(space.facts, space.rules))
     tell(FORMS - 1)
     # the plans that follow are near the rules, and a kernel's time depends on its neighbours

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from ... import RequantError
 from ...calibration.files import write_atomically
+from ...system.apart import PathLike
 from ..model.files import check_output, load_model
 from ..result import Result
 from ..steps.deliver import Run
@@ -21,8 +21,6 @@ from .render import render_comparison, render_report, render_view
 
 PAGES = (".html", ".htm")
 RECORD = ".json"
-
-PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def check_reports(reports: Iterable[PathLike], taken: Iterable[PathLike], source: PathLike, *, force: bool) -> None:

@@ -11,12 +11,13 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
+from ... import NATIVE_DOMAIN
 from ...system.printable import printable, printable_values
 from ..model.files import size_text
 from .layout import HEIGHT, WIDTH, Picture, picture_of
 from .losses import losses
 from .numbers import NONE, decibels, microseconds, percent, times
-from .record import Graph, OpTime, Record, Unit
+from .record import Graph, Node, OpTime, Record, Unit
 from .words import (
     Card,
     accuracy_rows,
@@ -53,6 +54,8 @@ STYLES: Mapping[str, tuple[str, str]] = {
 """Styles of nodes on the page of `requant view`: the mark and the text of the legend."""
 
 INTEGERS = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantize", "QAttention", "QLSTM", "MatMulNBits")
+NATIVE_FLOATS = ("DequantizeSoftmax", "Normalization", "RotaryEmbedding", "Softmax")
+"""Native operators that compute in float."""
 CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 LONGEST, BESIDE = 25, 16
 """The greatest number of characters of a name in a box without a mark, and in a box with a mark."""
@@ -163,7 +166,7 @@ def _view_cards(graph: Graph, counts: Counter[str]) -> list[Card]:
     """Return the summary of a model: nodes, parameters, inputs and outputs."""
     bytes_ = sum(node.bytes for node in graph.nodes)
     often = ", ".join(f"{count} {op}" for op, count in counts.most_common(2))
-    integer = sum(_style(node.op)[0] == "u8" for node in graph.nodes)
+    integer = sum(_style(node)[0] == "u8" for node in graph.nodes)
     nodes = Card("Nodes", f"{len(graph.nodes):,}", "", (often, f"{integer or 'none'} in 8-bit integers"))
     parameters = sum(node.parameters for node in graph.nodes)
     sizes = Card("Parameters", f"{parameters:,}", "", (size_text(bytes_), f"{len(counts)} operators"))
@@ -271,7 +274,7 @@ def _boxes(picture: Picture, graph: Graph, units: Mapping[str, Unit]) -> list[Dr
             drawn.append(Drawn(box.name, box.kind, "io", *words, *place))
             continue
         node, unit = nodes[box.name], units.get(box.name)
-        kind, tag, text = KINDS[unit.implementation] if unit is not None else (*_style(node.op), "")
+        kind, tag, text = KINDS[unit.implementation] if unit is not None else (*_style(node), "")
         head = unit is not None and box.name == unit.name
         sub = _spent(unit) if unit is not None and head else ""
         spoken = f"{node.op} {box.name}" + (f", {text}" if text else "")
@@ -281,9 +284,11 @@ def _boxes(picture: Picture, graph: Graph, units: Mapping[str, Unit]) -> list[Dr
     return drawn
 
 
-def _style(op: str) -> tuple[str, str]:
+def _style(node: Node) -> tuple[str, str]:
     """Return the style and the mark of a node by its operator, for a model without a run record."""
-    kind = "dyn" if op in CONVERSIONS else "u8" if op.startswith(INTEGERS) else "plain"
+    native = node.domain == NATIVE_DOMAIN and not node.op.startswith(NATIVE_FLOATS)
+    integer = native or node.op.startswith(INTEGERS)
+    kind = "dyn" if node.op in CONVERSIONS else "u8" if integer else "plain"
     return kind, STYLES[kind][0]
 
 

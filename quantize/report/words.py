@@ -85,8 +85,7 @@ def _noise_line(head: Headline) -> str:
     """Return the SQNR as a line."""
     if not head.samples:
         return ""
-    noise = "outputs without noise" if head.sqnr_db is None else f"{decibels(head.sqnr_db)} at the worst output"
-    return noise
+    return "outputs without noise" if head.sqnr_db is None else f"{decibels(head.sqnr_db)} at the worst output"
 
 
 def _speed(head: Headline) -> Card:

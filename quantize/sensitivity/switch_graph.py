@@ -161,7 +161,7 @@ def wires_of(model: ir.Model, count: int) -> list[ir.Value]:
     return list(split.outputs)
 
 
-def insert_tap(model: ir.Model, tap: Tap, wire: ir.Value, stem: str) -> None:
+def insert_tap(tap: Tap, wire: ir.Value, stem: str) -> None:
     """Make some readers of a tensor read it through integers if `wire` is true."""
     value, producer = tap.now, tap.now.producer()
     owner = value.graph if tap.shown or not tap.uses else _home(tap)
@@ -286,7 +286,7 @@ def insert_part(model: ir.Model, part: Part, stem: str) -> None:
     """Insert the switches of a unit."""
     if not part.encloses:  # a Split or an LSTM: the switches come before it
         for index, (tap, wire) in enumerate(part.taps):
-            insert_tap(model, tap, wire, f"{stem}_tap_{index}")
+            insert_tap(tap, wire, f"{stem}_tap_{index}")
         if part.doubled is not None:
             _choose_constants(part.nodes[0], part.arrays, part.doubled, stem)
         return

@@ -145,7 +145,7 @@ def switchboard(
     wired = dict(zip(switches, wires, strict=False))
     for index, switch in enumerate(taps):
         if not switch.unit:
-            insert_tap(copy, taps[switch], wired[switch], f"requant_tap_{index}")
+            insert_tap(taps[switch], wired[switch], f"requant_tap_{index}")
     nodes = nodes_by_name(copy)
     for index, (unit, some) in enumerate(zip(parts, wires[len(switches) :], strict=True)):
         part = Part(
@@ -200,7 +200,7 @@ def tensor_switches(
         uses = [(use.node, use.idx) for use in own if readers is None or use.node.name in readers]
         taps[Switch("", name)] = Tap(value, uses, readers is None and is_computed_output(value), params)
     for index, (tap, wire) in enumerate(zip(taps.values(), wires_of(copy, len(taps)), strict=True)):
-        insert_tap(copy, tap, wire, f"requant_tap_{index}")
+        insert_tap(tap, wire, f"requant_tap_{index}")
     return _opened(copy, list(taps), {}, Plan((), {}), optimize=optimize, folder=folder)
 
 

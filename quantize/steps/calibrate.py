@@ -16,6 +16,7 @@ from ...calibration.log import check_names, log_text
 from ...calibration.runner import LOG_MARK, run_logged
 from ...calibration.sources import DataSource
 from ...calibration.state import Link
+from ...system.apart import PathLike
 from ...system.given import kind_of, or_default
 from ..model.files import load_model, staging
 from ..options.options import Options
@@ -24,15 +25,13 @@ from ..runtime.progress import Progress, silent
 from .prepare import prepare
 from .ranges import causes_of, inspect_data, inspect_file, observe_plan
 
-Path_ = str | os.PathLike[str]
-
 
 def calibrate_model(
-    model: Path_,
+    model: PathLike,
     data: DataSource,
     options: Options | None = None,
     *,
-    log: Path_ | None = None,
+    log: PathLike | None = None,
     progress: Progress = silent,
 ) -> Calibration:
     """Observe the tensors that `quantize_model` observes with these options, and choose the same ranges.
@@ -64,7 +63,7 @@ def calibrate_model(
     return Calibration(file, found, () if job.source is None else job.source.links)
 
 
-def is_logging(model: Path_) -> bool:
+def is_logging(model: PathLike) -> bool:
     """Return whether `insert_logging` wrote the model.
 
     Raises:
@@ -77,9 +76,9 @@ def is_logging(model: Path_) -> bool:
 
 
 def log_model(
-    model: Path_,
+    model: PathLike,
     data: DataSource,
-    log: Path_,
+    log: PathLike,
     *,
     samples: int | None = None,
     progress: Progress = silent,
@@ -96,7 +95,7 @@ def log_model(
     return written
 
 
-def merge_ranges(paths: Sequence[Path_]) -> Calibration:
+def merge_ranges(paths: Sequence[PathLike]) -> Calibration:
     """Merge range files of one model, at least one; the result equals one run over all the data.
 
     Only findings that need no data are returned.

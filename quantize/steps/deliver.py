@@ -46,8 +46,8 @@ ADVICE = (
     "judges by what the model is for"
 )
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
-RUINED_DB = 8.0  # a dynamically quantized model with less is not kept: its noise has a sixth of the power of the output
-EXPECTED = frozenset({ALREADY.code, INTEGER.code})  # float units with these reasons compute in integers nevertheless
+LEAST_GIVEN_DB = 8.0  # the least SQNR of a dynamically quantized model that is kept: noise of a sixth of the power
+INTEGER_ALREADY = frozenset({ALREADY.code, INTEGER.code})  # reasons of float units that compute in integers already
 PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
 LEAST_RUNS, MOST_RUNS = 3, 10
 
@@ -149,7 +149,7 @@ def _why_not(job: Job, trial: Trial) -> str:
     """Return why the INT8 model is not worth writing; empty when it is."""
     plan = trial.candidate.plan
     if not plan.has_int8:
-        more = any(plan.choices[unit.name].reason.code in EXPECTED for unit in plan.units)
+        more = any(plan.choices[unit.name].reason.code in INTEGER_ALREADY for unit in plan.units)
         if trial.candidate.placement.how != "rules":
             others = "what is not in integers yet" if more else "every unit"
             return f"the placement keeps {others} in float"
@@ -224,11 +224,11 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
     if job.restored and not (judged.latencies and all(each.speedup >= WORTHWHILE for each in judged.latencies)):
         given = as_given(job)
         tried = judge(given, _in_float(given, trial.candidate, given.all_int8_plan, reason))
-        if tried.accuracy.worst_sqnr_db < RUINED_DB:
+        if tried.accuracy.worst_sqnr_db < LEAST_GIVEN_DB:
             reason += f"; the given model leaves only {tried.accuracy.worst_sqnr_db:.1f} dB"
         else:
             job, plan, judged, written = given, given.all_int8_plan, tried, "given"
-    before = any(choice.reason.code in EXPECTED for choice in plan.choices.values())
+    before = any(choice.reason.code in INTEGER_ALREADY for choice in plan.choices.values())
     why_not = f"{reason}: the output is the simplified {'' if before else 'float '}model"
     run = _finish(job, ranges, judged, output, written)
     if untried:
@@ -373,7 +373,7 @@ def _deviations(job: Job, plan: Plan, runs: tuple[KernelRun, ...]) -> list[str]:
     return against + [
         f"planned float, but the runtime ran {unit.name!r} as {integer[unit.name]}"
         for unit in plan.units
-        if plan.impl(unit) is Impl.FLOAT and plan.choices[unit.name].reason.code not in EXPECTED
+        if plan.impl(unit) is Impl.FLOAT and plan.choices[unit.name].reason.code not in INTEGER_ALREADY
         if unit.name in integer
     ]
 

@@ -17,7 +17,7 @@ from ...transforms.joined_convs import Joined, join_convs, with_joined
 from ...transforms.ops import GATE
 from ...transforms.plan import NATIVE_PRODUCTS, Impl, Plan
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
-from ...transforms.qparams import QParams
+from ...transforms.qparams import DTYPES, QParams
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
 from ..job import Candidate, Evidence, Job, Placement
@@ -59,7 +59,7 @@ def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[F
         portable=job.policy.portable,
         native=job.policy.native,
         attention=job.policy.attention,
-        joins=job.options.kernels != "exact",
+        exact=job.options.kernels == "exact",
         blocks=job.scheme.blocks,
         noise_of=evidence.noise_of,
         harmed_by=evidence.harmed_by,
@@ -123,10 +123,10 @@ def apply_plan(
         last: Whether two convolutions become one if only their sum is read, a native convolution becomes one with
             the function behind it, and normalizations and softmaxes beside native operators are native too. If not,
             every unit has its own kernel, which can be timed and corrected.
-        learns: Whether corrections are learned on the model: it has pairs, whatever the format, and native operators
-            stay pairs too, without those at which they do not round.
+        learns: Whether corrections are learned on the model. It then has QDQ pairs whatever the format. Native
+            operators are pairs too. Pairs at which a native operator does not round are left out.
     """
-    dtype = job.scheme.activation_params(0.0, 1.0).zero_point.dtype
+    dtype = DTYPES[job.scheme.activation]
     given = {name: params for name, params in job.model_qparams.items() if params.zero_point.dtype == dtype}
     qparams = {
         name: given[name]

@@ -31,24 +31,24 @@ from .emit import plan_by_rules
 from .judge import measure_accuracy
 from .ranges import TensorRanges
 
-EVIDENCE = 4  # samples for each tensor
-TICK = 1e-6  # seconds; the clock of a process may not have moved
+TRIAL_SAMPLES = 4  # samples of each trial
+TICK = 1e-6  # seconds: the least time of a run, because the CPU clock may not have moved
 RESCUE = 300.0  # seconds, by built-in costs, for trials of a model that misses the promise; longer trials are left out
-EVIDENCE_OF = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
-"""Forms that are not tried, and those whose noise counts for them: the range of a row is at most that of its tensor.
+TRIED_FOR = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
+"""By form that is not tried, the form whose noise counts for it: the range of a row is at most that of its tensor.
 
 Attention rounds rows of k and columns of v to 127 steps on each side of 0: where all values have one sign, the step may
 be twice that of the form that is tried.
 """
 TENSORS = "try tensors alone"
-LEFT = 0.1
+NOISE_LEFT = 0.1
 """The noise of weights that learned rounding and biases leave, about.
 
 Where all units are int8 they remove as much noise as all weights add when they are rounded to nearest: 1.0e-4 of 1.0e-4
 in a ResNet-20, 3.8e-4 of 3.9e-4 in a MobileNetV1, at least 0.99 of 1.4e-3 in an ESPCN (powers relative to the outputs).
 """
 LOST_DB = 0.0
-"""Less SQNR counts as this: the output is lost. A logarithm of 0 is infinite, and so would be its noise."""
+"""The least SQNR that counts, in dB: noise as large as the signal. Minus infinity would be infinite noise."""
 FINE_DB = 45.0  # with less noise the model is as good as float: no tensors are tried alone
 
 
@@ -100,7 +100,7 @@ def evidence_of(
     sqnr_db = each_alone(job, candidate, accuracy, seconds)
     of_forms = forms_alone(job, facts, rules, accuracy, seconds)
     of_weights = each_units_weights(job, ranges, candidate, accuracy, seconds)
-    left = LEFT if job.corrections >= ADJUSTING else 1.0
+    left = NOISE_LEFT if job.corrections >= ADJUSTING else 1.0
     return Evidence(
         ruinous(sqnr_db, least_db),
         noise_powers(sqnr_db),
@@ -155,8 +155,8 @@ def forms_alone(
     options = able(facts, rules)
     found: dict[Impl, dict[str, float]] = {}
     home = {str(node.name) for node in job.simple.graph}
-    for form in (each for each in FLOAT_FORMS if each not in EVIDENCE_OF):
-        alike = {form, *(each for each, tried in EVIDENCE_OF.items() if tried is form)}
+    for form in (each for each in FLOAT_FORMS if each not in TRIED_FOR):
+        alike = {form, *(each for each, tried in TRIED_FOR.items() if tried is form)}
         units = [
             u for u in rules.units if alike & {*options[u.name]} and len(options[u.name]) > 1 and u.nodes[0] in home
         ]
@@ -164,7 +164,7 @@ def forms_alone(
         readers = {name for unit in units for name in unit.readers}
         if tensors:
             found[form] = _tried(job, tensors, accuracy, seconds, partial(alone, readers=readers), TENSORS)
-    return found | {form: found[tried] for form, tried in EVIDENCE_OF.items() if tried in found}
+    return found | {form: found[tried] for form, tried in TRIED_FOR.items() if tried in found}
 
 
 def each_units_weights(
@@ -213,7 +213,7 @@ def _tried(
     """
     if job.source is None:
         return {}
-    samples = list(islice(iter(job.source.samples(EVIDENCE)), EVIDENCE))
+    samples = list(islice(iter(job.source.samples(TRIAL_SAMPLES)), TRIAL_SAMPLES))
     compared = accuracy.sqnr_db
     sources = compared_readers(job.simple, compared)
     unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]

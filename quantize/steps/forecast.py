@@ -18,7 +18,7 @@ from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
 from ..placement.runs import runs_for, runs_within, samples_for
 from ..placement.search import LEAST_MS
 from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP, alone
-from .evidence import EVIDENCE, RESCUE
+from .evidence import RESCUE, TRIAL_SAMPLES
 
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
 BINNED = 3.0
@@ -98,7 +98,7 @@ def _trials(job: Job, feed: Mapping[str, Array], run: float, seconds: float) -> 
     limit = run * runs_within(job, feed, seconds, run)
     products = sum(OPS[unit.op].weight is not None for unit in job.all_int8_plan.units if unit.op in OPS)
     counts = (("tensors", len(job.all_int8_plan.quantized), 0.5), ("weights", products, 1.0))
-    return {f"try {part} alone": min(n * EVIDENCE * run * share, limit) + TRIED * n for part, n, share in counts}
+    return {f"try {part} alone": min(n * TRIAL_SAMPLES * run * share, limit) + TRIED * n for part, n, share in counts}
 
 
 def _in_turns(run: float, models: int, seconds: float) -> float:

@@ -97,8 +97,7 @@ def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tup
     """Return the probable mistakes in the observed data and in the model.
 
     Tensors that depend on shapes alone, such as positions, say nothing about the data. At most `normalisation.SAMPLES`
-    samples are read again. An error in a check only removes its findings: it does not
-    end the run.
+    samples are read again. An error in a check only removes its findings: it does not end the run.
 
     Args:
         job: The job, with data.

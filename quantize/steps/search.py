@@ -18,6 +18,7 @@ from ...calibration.files import write_atomically
 from ...calibration.kept import kept
 from ...calibration.session import ModelSource
 from ...calibration.sources import DataSource, Source
+from ...calibration.stamps import data_stamp
 from ...transforms.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
 from ..accuracy.metrics import Metric, Reference, can_leave, fitted, score, score_with
@@ -270,7 +271,10 @@ def _so_far(walk: _Walk) -> str:
 
 
 def _key(walk: _Walk) -> str:
-    """Return a digest of the model, the machine with its threads and runtime, the data, the metric and the options."""
+    """Return a digest of the model, the machine with its threads and runtime, the data, the metric and the options.
+
+    Data count by the size and time of their files.
+    """
     goal, frontier, job = walk.goal, walk.frontier, walk.job
     tensors = sorted((name, tuple(map(float, span))) for name, span in walk.ranges.ranges.items())
     asked = [
@@ -280,7 +284,7 @@ def _key(walk: _Walk) -> str:
         job.options.batches,
         goal.metric.name,
         frontier.before,
-        walk.source.description,
+        data_stamp(walk.source, walk.source.length),
         tensors,
     ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
@@ -297,9 +301,10 @@ def _remember(walk: _Walk) -> None:
 def _recall(walk: _Walk) -> None:
     """Load the models that an interrupted search of the same model, data and goal has tried.
 
-    Costs are measured again, so a price may give another plan now; then its model is tried again.
+    Costs are measured again, so a price may give another plan now; then its model is tried again. Nothing tells whether
+    Python objects are the same data as before, so that a search with them begins anew.
     """
-    if not os.path.lexists(walk.state):
+    if not os.path.lexists(walk.state) or walk.source.reference is None:
         return
     try:
         found = convert(

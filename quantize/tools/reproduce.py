@@ -15,6 +15,7 @@ from ... import RequantError
 from ...calibration.identity import fingerprint
 from ...calibration.overrides import Overrides, overrides_from_json
 from ...calibration.sources import DataSource
+from ...system.apart import PathLike
 from ...transforms import METADATA_KEY, parse, run
 from ...transforms.existing import MADE_KEY, VERSION_KEY
 from ...transforms.tensors import external_tensors
@@ -38,7 +39,6 @@ from ..runtime.progress import Progress, silent
 from ..steps.remake import Recipe, remake
 from .inspect.diff import Differences, diff_models
 
-PathLike = str | os.PathLike[str]
 BLOCK = 1 << 20
 SHAPING = {**Options().shaping(), **dict.fromkeys(ATTRIBUTES)}.keys()
 RECORDED = tuple(row for row in QUANTIZE if row.name in SHAPING)

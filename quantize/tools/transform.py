@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...system.apart import PathLike
 from ...system.given import check_kind, normalise_fields, or_default
 from ...system.printable import one_line
 from ...transforms import Pipeline, StepResult, load_plugins, parse, run
@@ -16,8 +17,6 @@ from ..model.dumps import begin_dumps
 from ..model.files import about, check_output, load_model
 from ..model.writing import save_model
 from ..runtime.progress import Progress, silent
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

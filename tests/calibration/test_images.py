@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -151,7 +151,6 @@ SCALED: st.SearchStrategy[dict[str, Any]] = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(SETTINGS, SCALED)
 @example({"scale": 1.0, "filter": "nearest", "mean": (0.0, 0.0, 0.0)}, {})
 def test_a_recipe_prints_as_what_it_is_read_from(values: dict[str, Any], sizes: dict[str, Any]) -> None:
@@ -161,7 +160,6 @@ def test_a_recipe_prints_as_what_it_is_read_from(values: dict[str, Any], sizes: 
     assert {name: getattr(recipe, name) for name in values} == values
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2000), st.integers(1, 2000), st.integers(1, 500), st.integers(1, 500))
 def test_what_is_padded_fits_and_keeps_its_ratio(height: int, width: int, tall: int, wide: int) -> None:
     """Both sides are scaled by the one factor that makes the image fit: to the nearest whole number, but at least 1."""

@@ -45,7 +45,7 @@ def run(text: str, feed: dict[str, Any], **constants: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(None, feed)[0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(FORMS, WEIGHTS, st.integers(1, 5))
 def test_the_kernel_multiplies_the_dequantized_weights(form: BlockForm, of: tuple[int, int, int], count: int) -> None:
     weights = drawn(of)
@@ -63,7 +63,7 @@ def test_the_kernel_multiplies_the_dequantized_weights(form: BlockForm, of: tupl
     assert np.all(np.abs(y - x.astype(np.float64) @ values.T) <= bound)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(FORMS, WEIGHTS)
 def test_a_gather_returns_the_dequantized_rows(form: BlockForm, of: tuple[int, int, int]) -> None:
     rows, columns, seed = of
@@ -77,7 +77,7 @@ def test_a_gather_returns_the_dequantized_rows(form: BlockForm, of: tuple[int, i
     assert np.array_equal(y, found.values()[places])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(FORMS, WEIGHTS)
 def test_weights_are_near_their_blocks(form: BlockForm, of: tuple[int, int, int]) -> None:
     weights = drawn(of)
@@ -94,7 +94,7 @@ def test_weights_are_near_their_blocks(form: BlockForm, of: tuple[int, int, int]
     assert np.all(errors.sum(axis=-1) <= nearest * (1 + 1e-4) + 1e-30)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(FORMS, WEIGHTS, st.sampled_from([-80, 100, 120]))
 def test_scaled_weights_have_the_same_integers(form: BlockForm, of: tuple[int, int, int], power: int) -> None:
     weights = drawn(of)

@@ -81,7 +81,7 @@ def equations(draw: st.DrawFn) -> str:
     fixed=st.sets(st.sampled_from("abcde")).map("".join),
     opset=st.sampled_from([12, 13, 18]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_equation_gives_the_same(
     equation: str, lengths: dict[str, int], constant: int | None, fixed: str, opset: int
 ) -> None:

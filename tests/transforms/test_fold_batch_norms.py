@@ -48,7 +48,7 @@ def result(model: ir.Model, x: np.ndarray) -> np.ndarray:
     bias=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_convolutions_of_any_grouping_give_the_same(
     op: str, groups: int, per_group: tuple[int, int], bias: bool, seed: int
 ) -> None:
@@ -141,7 +141,7 @@ def test_constants_along_another_axis_stay(constant: np.ndarray, reason: str) ->
     shift=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_norm_before_a_convolution_of_any_grouping_gives_the_same(
     op: str, groups: int, per_group: tuple[int, int], shift: bool, seed: int
 ) -> None:

@@ -106,7 +106,7 @@ HEIGHTS = st.one_of(float32(2.0**-7, 1 - 2.0**-7), st.sampled_from([0.5, 0.2, 0.
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(slope=float32(2.0**-7, 64), height=HEIGHTS, scale=float32(2.0**-12, 4), zero=st.integers(0, 255))
 def test_a_lookup_is_off_by_half_a_step_and_what_the_scale_is_off(
     slope: float, height: float, scale: float, zero: int

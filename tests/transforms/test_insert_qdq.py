@@ -355,7 +355,7 @@ def test_bias_correction_restores_the_mean(body: str, inputs: str) -> None:
     rank=st.integers(0, 2),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_shift_of_a_conv_is_that_of_a_constant_image(
     group: int, sizes: tuple[int, int], rank: int, seed: int
 ) -> None:

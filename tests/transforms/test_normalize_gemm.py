@@ -57,7 +57,7 @@ def is_normal(node: ir.Node) -> bool:
     constants=st.sampled_from(["B", "BC"]),
     opset=st.sampled_from([7, 9, 11, 13]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_form_gives_the_same(
     flips: tuple[int, int],
     factors: tuple[float, float],

@@ -124,7 +124,7 @@ SCHEMES = {
 }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     kernel=st.tuples(st.integers(2, 7), st.integers(2, 7)),
     pads=st.tuples(PADS, PADS, PADS, PADS),

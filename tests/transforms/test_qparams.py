@@ -96,7 +96,6 @@ def test_special_ranges(bounds: tuple[float, float]) -> None:
 
 
 @given(ranges)
-@settings(deadline=None)
 def test_any_range(bounds: tuple[float, float]) -> None:
     check_half_a_step(*bounds)
     check_zero_and_scale(*bounds)
@@ -142,13 +141,13 @@ def test_the_graph_computes_the_same_bits_for_special_ranges(bounds: tuple[float
 
 
 @given(st.one_of(ranges, st.just((-FLOAT_MAX, FLOAT_MAX))))
-@settings(max_examples=6 * settings().max_examples, deadline=None)
+@settings(max_examples=6 * settings().max_examples)
 def test_the_graph_computes_the_same_bits(bounds: tuple[float, float]) -> None:
     check_graph_agrees(*bounds)
 
 
 @given(st.integers(0, 2**31), st.sampled_from([None, 0, 1, 2, -1]), st.integers(-30, 30))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_symmetric_weights_lose_half_a_step_of_their_channel(seed: int, axis: int | None, exponent: int) -> None:
     random = np.random.default_rng(seed)
     weights = (random.normal(size=(4, 3, 2)) * 10.0**exponent).astype(np.float32)
@@ -192,7 +191,6 @@ def test_a_channel_axis_may_count_from_the_end() -> None:
     weight_exponents=st.lists(st.integers(-37, 30), min_size=3, max_size=3),
     per_channel=st.booleans(),
 )
-@settings(deadline=None)
 def test_every_bias_fits_int32(
     bias: list[float], input_exponent: int, weight_exponents: list[int], per_channel: bool
 ) -> None:
@@ -396,7 +394,6 @@ def test_blocks_change_no_bit(shape: tuple[int, ...], dtype: npt.DTypeLike, any_
     target=st.sampled_from(TARGETS),
     zero=st.integers(0, 127),
 )
-@settings(deadline=None)
 def test_any_value_is_stored_as_by_definition(
     values: list[float], scale: float, target: type[np.integer[Any]], zero: int
 ) -> None:
@@ -452,7 +449,6 @@ def test_the_usual_scheme_is_asymmetric_uint8(bounds: tuple[float, float]) -> No
 
 @each_scheme
 @given(ranges)
-@settings(deadline=None)
 def test_both_types_of_activations_hold_the_same_values(scheme: Scheme, bounds: tuple[float, float]) -> None:
     found = scheme.activation_params(*bounds)
     other = Scheme("u8", scheme.weight, symmetric=scheme.symmetric).activation_params(*bounds)
@@ -467,7 +463,6 @@ def test_both_types_of_activations_hold_the_same_values(scheme: Scheme, bounds: 
 
 @each_scheme
 @given(ranges)
-@settings(deadline=None)
 def test_every_scheme_loses_half_a_step_and_holds_zero(scheme: Scheme, bounds: tuple[float, float]) -> None:
     """The bound of `check_half_a_step`."""
     params, values = scheme.activation_params(*bounds), points(*bounds)

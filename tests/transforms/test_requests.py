@@ -118,7 +118,7 @@ def test_other_names_reveal_nothing(tmp_path: Path) -> None:
     assert [node.op_type for node in result.graph] == [node.op_type for node in source.graph]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     low=st.floats(-100, 0),
     high=st.floats(0, 100),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from hypothesis import given
@@ -16,6 +17,19 @@ from onnx import TensorProto, helper, numpy_helper, reference
 
 from requant.transforms.reshape_before_transpose import split_axes
 from requant.transforms.simplify_reshapes import simplify_reshapes
+
+UNSQUEEZED = """<ir_version: 10, opset_import: ["" : 21]>
+unsqueezed (float[3, 8] x) => (float[n, m, 2, 4] y)
+<int64[0] none = {}, int64[1] zero = {0}, int64[1] one = {1}, int64[2] rest = {2, 4}>
+{
+  wide = Unsqueeze(x, none)
+  shape = Shape(x)
+  rows = Gather(shape, zero)
+  pair = Concat <axis = 0> (rows, one, rest)
+  y = Reshape(wide, pair)
+}
+"""
+"""An Unsqueeze of no axis is an Identity."""
 
 
 @st.composite
@@ -71,6 +85,14 @@ def test_values_stay_and_one_reshape_is_left(case: tuple[list[int], list[int], l
     kinds = [node.op_type for node in made.graph]
     split = split_axes([case[1][axis] for axis in case[2]], case[3]) is not None
     assert len(kinds) <= (2 if split else 3)
+
+
+def test_an_unsqueeze_may_have_no_axes() -> None:
+    proto = onnx.parser.parse_model(UNSQUEEZED)
+    made = ir.from_proto(proto)
+    simplify_reshapes(made)
+    x = np.arange(24, dtype=np.float32).reshape(3, 8)
+    np.testing.assert_array_equal(computed(ir.to_proto(made), x), computed(proto, x))
 
 
 @pytest.mark.parametrize(

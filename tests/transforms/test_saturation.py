@@ -91,7 +91,7 @@ def test_weights_without_a_pair_have_no_partner(shape: tuple[int, ...]) -> None:
 
 @each_layout
 @given(matrix=int8_matrices(), seed=st.integers(0, 2**31))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_channel_is_named_exactly_if_some_input_saturates(layout: str, matrix: Array, seed: int) -> None:
     inputs = np.random.default_rng(seed).integers(0, 256, (50, len(matrix)), np.uint8)
     inputs = np.concatenate([inputs, worst_inputs(len(matrix))])
@@ -185,7 +185,7 @@ def float_matrices(draw: st.DrawFn) -> Array:
 
 @each_layout
 @given(matrix=float_matrices(), per_channel=st.booleans())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_relieved_weights_saturate_nowhere_and_lose_the_least(layout: str, matrix: Array, per_channel: bool) -> None:
     weights, axis, group = arranged(matrix, layout)
     params = symmetric_s8(weights, axis if per_channel else None)
@@ -207,7 +207,6 @@ def test_relieved_weights_saturate_nowhere_and_lose_the_least(layout: str, matri
 
 
 @given(matrix=float_matrices(), factor=st.floats(1, 4, width=32))
-@settings(deadline=None)
 def test_a_scale_that_is_raised_further_stays_without_saturation(matrix: Array, factor: float) -> None:
     relieved = relieve(symmetric_s8(matrix, 1), matrix, 1)
     coarser = QParams(scale=relieved.scale * np.float32(factor), zero_point=relieved.zero_point, axis=1)
@@ -215,7 +214,6 @@ def test_a_scale_that_is_raised_further_stays_without_saturation(matrix: Array, 
 
 
 @given(matrix=float_matrices(), seed=st.integers(0, 2**31))
-@settings(deadline=None)
 def test_sums_of_relieved_weights_are_exact(matrix: Array, seed: int) -> None:
     stored = quantize(matrix, relieve(symmetric_s8(matrix, 1), matrix, 1))
     inputs = np.random.default_rng(seed).integers(0, 256, (50, len(matrix)), np.uint8)

@@ -121,7 +121,10 @@ class Scorer:
             raise NothingCountsError(f"{metric.name}: no item of {self._samples} samples has a label that counts")
         notes: tuple[str, ...] = ()
         if metric.labels == "used" and not self._labelled:
-            notes = (f"{metric.name}: without labels, the model predicts the tokens of the input, padding included",)
+            told = (
+                "without labels, the model predicts the next tokens of the input; padding counts unless attention_mask"
+            )
+            notes = (f"{metric.name}: {told} masks it",)
         own = len(np.unique(rows)) == len(rows)
         return Score(metric, metric.of(parts), parts, None if own else rows, self._samples, notes)
 

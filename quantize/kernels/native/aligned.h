@@ -37,6 +37,10 @@ struct CacheLines {
 template <class T>
 using Aligned = std::vector<T, CacheLines<T>>;
 
+// Empties a vector, and frees its memory: "values = {}" would keep it.
+template <class T>
+void free_memory(std::vector<T>& values) { std::vector<T>().swap(values); }
+
 // Memory of a thread for one use after the other; it grows to the largest one.
 class Scratch {
  public:
@@ -47,7 +51,11 @@ class Scratch {
     return bytes_.data();
   }
 
-  float* floats(int64_t count) { return reinterpret_cast<float*>(bytes(count * static_cast<int64_t>(sizeof(float)))); }
+  // The same for values of another type.
+  template <class T>
+  T* all(int64_t count) { return reinterpret_cast<T*>(bytes(count * static_cast<int64_t>(sizeof(T)))); }
+
+  float* floats(int64_t count) { return all<float>(count); }
 
  private:
   Aligned<uint8_t> bytes_;

@@ -133,8 +133,8 @@ class AttentionKernel {
   }
 
  private:
-  static constexpr size_t kMask = 3;                             // among the inputs
-  static constexpr int64_t kJoined = 3;                          // of orders
+  static constexpr size_t kMask = 3;    // among the inputs
+  static constexpr int64_t kJoined = 3;  // of orders
 
   View view(const ort::Tensor (&given)[3], size_t index) const {
     const int64_t order = orders_[index];

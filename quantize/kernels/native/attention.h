@@ -41,9 +41,9 @@ class Attention {
 
   void attend(const AttentionSize& size, const Head& head, const Part& part) {
     const int64_t rows = part.rows;
-    Rounding* const how = reinterpret_cast<Rounding*>(roundings_.bytes(rows * static_cast<int64_t>(sizeof(Rounding))));
+    Rounding* const how = roundings_.all<Rounding>(rows);
     const RoundedRows queries = rounded_queries(size, head, part, how);
-    float* const scores = reinterpret_cast<float*>(scores_.bytes(rows * part.pitch * static_cast<int64_t>(sizeof(float))));
+    float* const scores = scores_.floats(rows * part.pitch);
     const int64_t keys = seen_keys(size, head, part, how);
     multiply(queries, keys_, panels_until(keys), keys_.quads(), how, {scores, part.pitch});
     find_greatest(size, head, part, keys, scores);
@@ -133,14 +133,14 @@ class Attention {
     if (count == 0) return;
     uint8_t* const bytes = shares_.bytes(2 * count * wide);
     std::memset(bytes, 0, 2 * count * wide);
-    Rounding* const how = reinterpret_cast<Rounding*>(roundings_.bytes(2 * count * static_cast<int64_t>(sizeof(Rounding))));
+    Rounding* const how = roundings_.all<Rounding>(2 * count);
     for (int64_t i = 0; i < count; ++i) {
       const float step = round_finely(scores + rough_[i] * part.pitch, seen.keys, most_[rough_[i]], part.sink, bytes + i * wide,
                                       bytes + (count + i) * wide);
       how[i] = {256 * step, 0};
       how[count + i] = {step, 0};
     }
-    float* const parts = reinterpret_cast<float*>(parts_.bytes(2 * count * width * static_cast<int64_t>(sizeof(float))));
+    float* const parts = parts_.floats(2 * count * width);
     multiply({bytes, wide, 2 * count}, values_, std::ssize(values_.panels()), seen.quads, how, {parts, width});
     for (int64_t i = 0; i < count; ++i)
       for (int64_t column = 0; column < width; ++column)

@@ -117,9 +117,9 @@ class CachedAttentionKernel {
                      .k_cache = rounded_ ? k.cached(item, of) : Cached{},
                      .v_cache = rounded_ ? v.cached(item, of) : Cached{}};
       if (together) return target_.vectors.attend_few(size, one);
-      for_each_part(queries, std::max(window_, kTogether), [&](int64_t first, int64_t count) {
+      for_each_part(queries, std::max(window_, kTogether), [&](int64_t first, int64_t rows) {
         const int64_t hidden = size.hidden_before(first);
-        const HeadPart part{first, count, hidden, size.seen_by(first + count - 1) - hidden};
+        const HeadPart part{first, rows, hidden, size.seen_by(first + rows - 1) - hidden};
         attend(target_, size, one, part);
       });
     });

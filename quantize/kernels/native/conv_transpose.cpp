@@ -9,6 +9,7 @@
 // weights 0 for the others. Each phase of rows has a convolution, which writes every stride-th row.
 #include <algorithm>
 
+#include "aligned.h"
 #include "operators.h"
 #include "requantization.h"
 #include "target.h"
@@ -47,7 +48,7 @@ class ConvTransposeOperator {
       const Target& target = chosen_for(made);
       phases_.push_back(target.convolution(std::move(made)));
     }
-    whole_.weights = {};
+    free_memory(whole_.weights);  // the kernels hold them packed
   }
 
   void run(const ort::Run& run) const {

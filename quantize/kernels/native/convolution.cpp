@@ -7,6 +7,7 @@
 // and how wide each is. Then y_scale and y_zero_point are those of the lines, and the inputs of these names are not read.
 #include <algorithm>
 
+#include "aligned.h"
 #include "operators.h"
 #include "requantization.h"
 #include "target.h"
@@ -72,7 +73,7 @@ class ConvolutionOperator {
     constants.read_table(made_);
     has_residual_ = static_cast<bool>(node.constant(kResidualScale));
     kernel_ = chosen_for(made_).convolution(made_);
-    made_.weights = {};  // the kernel holds them packed
+    free_memory(made_.weights);  // the kernel holds them packed
   }
 
   void run(const ort::Run& run) const {

@@ -23,7 +23,7 @@ class Dense final : public ConvolutionKernel {
  public:
   explicit Dense(Convolution made)
       : conv_(std::move(made)), finish_(conv_), depth_(conv_.inputs / conv_.group), packed_(conv_) {
-    conv_.weights = {};
+    free_memory(conv_.weights);
   }
 
   void run(const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent,

@@ -36,7 +36,7 @@ class Depthwise final : public ConvolutionKernel {
     blocks_ = divided(period_ * channels, kBytes);
     for (int64_t block = 0; block < blocks_; ++block) pack(block);
     weights_.shrink_to_fit();
-    conv_.weights = {};
+    free_memory(conv_.weights);
   }
 
   void run(const uint8_t* x, const uint8_t*, uint8_t* y, const Extent& extent, const Parallel& parallel) const override {

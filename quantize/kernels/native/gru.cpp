@@ -17,7 +17,7 @@ class GruCell : public Cell {
   void advance(const Step& step) const override {
     thread_local Scratch products, states, candidates;
     const int64_t size = step.size, gates = last_ ? kGates - 1 : kGates;
-    float* const h = floats_of(products, step.items * gates * size);
+    float* const h = products.floats(step.items * gates * size);
     multiply(*state_, step.before, h, step.items);
     const auto step_of = [&](int64_t item, const float* last) {
       return GruStep{.x = step.x + kGates * item * size,
@@ -32,9 +32,9 @@ class GruCell : public Cell {
         if (step.alive(item)) target_.vectors.next_state(step_of(item, last + item * apart), step.after + item * size);
     };
     if (!last_) return next(h + 2 * size, gates * size);
-    float* const kept = floats_of(states, step.items * size);
+    float* const kept = states.floats(step.items * size);
     for (int64_t item = 0; item < step.items; ++item) target_.vectors.reset_state(step_of(item, nullptr), kept + item * size);
-    float* const last = floats_of(candidates, step.items * size);
+    float* const last = candidates.floats(step.items * size);
     multiply(*last_, kept, last, step.items);
     next(last, size);
   }

@@ -50,7 +50,7 @@ inline void write_columns(const float* row, const Between* columns, int64_t coun
 inline void interpolate_few(const RowPair& rows, const float* row, const Between* columns, int64_t count, uint8_t* to) {
   thread_local Scratch scratch;
   const int64_t all = count * rows.channels;
-  float* const made = reinterpret_cast<float*>(scratch.bytes((all + kBytes) * static_cast<int64_t>(sizeof(float))));
+  float* const made = scratch.floats(all + kBytes);
   write_columns(row, columns, count, rows.channels, rows.ratio, made);
   std::fill_n(made + all, kBytes, 0.0f);
   for (int64_t i = 0; i < all; i += kBytes) {
@@ -65,8 +65,7 @@ inline void interpolate_few(const RowPair& rows, const float* row, const Between
 inline void interpolate(const RowPair& rows, const Between* columns, int64_t count, uint8_t* to) {
   thread_local Scratch scratch;
   const int64_t channels = rows.channels;
-  float* const row =
-      reinterpret_cast<float*>(scratch.bytes((rows.columns * channels + kLanes) * static_cast<int64_t>(sizeof(float))));
+  float* const row = scratch.floats(rows.columns * channels + kLanes);
   std::fill_n(row + rows.columns * channels, kLanes, 0.0f);  // vectors reach behind the last pixel
   write_between(rows, row);
   alignas(64) uint8_t made[kBytes];

@@ -79,13 +79,10 @@ REQUANT_EXPORT requant::ort::Status* RegisterCustomOps(requant::ort::SessionOpti
     return ort::status(ort::kFail, "ai.requant: the operators need ONNX Runtime 1.23 or newer");
   }
   ort::api = api;
-  try {
+  return guarded([&] {
     chosen();
     ort::invoke(ort::kAddCustomOpDomain, options, domain());
-    return nullptr;
-  } catch (const std::exception& error) {
-    return ort::status(ort::kInvalidArgument, error.what());
-  }
+  });
 }
 
 // Returns JSON: the operators, the instruction sets that this CPU has, and the chosen one.

@@ -14,7 +14,7 @@ class LstmCell : public Cell {
   void advance(const Step& step) const override {
     thread_local Scratch products;
     const int64_t size = step.size, row = kGates * size;
-    float* const h = floats_of(products, step.items * row);
+    float* const h = products.floats(step.items * row);
     multiply(*state_, step.before, h, step.items);
     for (int64_t item = 0; item < step.items; ++item)
       if (step.alive(item))

@@ -19,12 +19,12 @@ template <bool Product>
 class PairKernel {
  public:
   explicit PairKernel(const ort::Node& node) {
-    const float a = positive(one<float>(node, kAScale)), b = positive(one<float>(node, kBScale));
-    const float y = positive(one<float>(node, kYScale));
+    const float a = positive(one<float>(require, node, kAScale)), b = positive(one<float>(require, node, kBScale));
+    const float y = positive(one<float>(require, node, kYScale));
     pair_ = {Product,
              {Product ? 1.0f : positive(a / y), positive(Product ? a * b / y : b / y)},
-             {one<uint8_t>(node, kAZero), one<uint8_t>(node, kBZero)},
-             one<uint8_t>(node, kYZero)};
+             {one<uint8_t>(require, node, kAZero), one<uint8_t>(require, node, kBZero)},
+             one<uint8_t>(require, node, kYZero)};
     target_ = &chosen_for(pair_);
     const ort::Tensor table = node.constant(kTable);
     if (!table) return;
@@ -52,13 +52,6 @@ class PairKernel {
 
  private:
   static constexpr Requirement require{Product ? "ai.requant.Mul" : "ai.requant.Add"};
-
-  template <class T>
-  static T one(const ort::Node& node, Input index) {
-    const ort::Tensor tensor = node.constant(index);
-    require(tensor && tensor.size() == 1, "scales and zero points must be constants of one value");
-    return tensor.as<T>()[0];
-  }
 
   // Which elements of b belong to a: `period` of them stand for all of an image, and those of the next image begin `step`
   // behind them. A period of 0: b has an element for each of a.

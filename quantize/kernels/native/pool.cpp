@@ -162,9 +162,10 @@ class GlobalMeanKernel {
 
   void run(const ort::Run& run) const {
     const ort::Tensor x = run.input(0);
-    if (x.shape.size() != 4) throw ort::Failure("ai.requant.GlobalAveragePool: x must be (batch, height, width, channels)");
+    constexpr Requirement require{"ai.requant.GlobalAveragePool"};
+    require(x.shape.size() == 4, "x must be (batch, height, width, channels)");
     const int64_t pixels = x.shape[1] * x.shape[2], channels = x.shape[3];
-    if (pixels < 1 || pixels > kMostPixels) throw ort::Failure("ai.requant.GlobalAveragePool: x has no pixels, or too many");
+    require(pixels >= 1 && pixels <= kMostPixels, "x has no pixels, or too many");
     uint8_t* y = run.output({x.shape[0], 1, 1, channels});
     if (x.size() == 0) return;
     const size_t count = static_cast<size_t>(pixels);

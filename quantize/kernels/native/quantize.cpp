@@ -15,11 +15,9 @@ constexpr Requirement require{"ai.requant.Quantize"};
 class QuantizeKernel {
  public:
   explicit QuantizeKernel(const ort::Node& node) : target_(chosen()) {
-    const ort::Tensor scale = node.constant(1), zero = node.constant(2);
-    require(scale && zero && scale.size() == 1 && zero.size() == 1, "y_scale and y_zero_point must be constants with one value");
-    planes_.scale = positive(scale.as<float>()[0]);
+    planes_.scale = positive(one<float>(require, node, 1));
     require(planes_.scale > 0x1p-60f && planes_.scale < 0x1p60f, "y_scale must be between 2^-60 and 2^60");
-    planes_.zero = zero.as<uint8_t>()[0];
+    planes_.zero = one<uint8_t>(require, node, 2);
   }
 
   void run(const ort::Run& run) const {

@@ -27,10 +27,6 @@ Matrix rows_of(const Stored& from, int64_t first, int64_t count) {
   return made;
 }
 
-float* Cell::floats_of(Scratch& scratch, int64_t count) {
-  return reinterpret_cast<float*>(scratch.bytes(count * static_cast<int64_t>(sizeof(float))));
-}
-
 void Cell::multiply(const MatrixKernel& matrix, const float* x, float* y, int64_t rows) {
   constexpr auto serial = [](size_t count, const Work& work) {
     for (size_t index = 0; index < count; ++index) work(index);
@@ -125,7 +121,7 @@ void Recurrent::run(const Part& part, const Sequence& sequence, const Parallel& 
   for (int64_t done = 0; done < sequence.steps; done += most) {
     const int64_t steps = std::min(most, sequence.steps - done);
     const int64_t first = part.backward ? sequence.steps - done - steps : done;
-    float* const x = Cell::floats_of(products, steps * items * row);
+    float* const x = products.floats(steps * items * row);
     part.input->run(sequence.x + first * items * inputs_, nullptr, x, steps * items, parallel);
     for (int64_t count = 0; count < steps; ++count) {
       const int64_t here = part.backward ? steps - 1 - count : count;

@@ -43,8 +43,6 @@ class Cell {
   // Leaves items alone that have ended.
   virtual void advance(const Step& step) const = 0;
 
-  static float* floats_of(Scratch& scratch, int64_t count);
-
  protected:
   // y (rows, outputs) = x (rows, inputs) times a matrix. The product of a step is too small for several threads.
   static void multiply(const MatrixKernel& matrix, const float* x, float* y, int64_t rows);

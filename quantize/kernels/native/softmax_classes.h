@@ -99,7 +99,7 @@ void softmax_of(const Classes& size, const Scores& x, float* y) {
   thread_local Scratch scratch;
   const int64_t classes = size.classes, step = size.step, apart = step == 1 ? classes : 1;
   const int64_t most = std::clamp<int64_t>(kHeld / classes / kLanes * kLanes, kLanes, divided(size.count, kLanes) * kLanes);
-  float* const copies = reinterpret_cast<float*>(scratch.bytes(classes * most * static_cast<int64_t>(sizeof(float))));
+  float* const copies = scratch.floats(classes * most);
   for (int64_t first = 0; first < size.count; first += most) {
     const int64_t count = std::min(most, size.count - first), whole = divided(count, kLanes) * kLanes, at = first * apart;
     for (int64_t c = 0; c < classes; ++c) {

@@ -10,23 +10,24 @@
 namespace requant {
 namespace {
 
+constexpr Requirement require{"ai.requant.Table"};
 constexpr size_t kChunk = 1 << 14;  // bytes of one task
 
 class TableKernel {
  public:
   explicit TableKernel(const ort::Node& node) : target_(chosen()) {
     const ort::Tensor table = node.constant(1);
-    if (!table) throw ort::Failure("ai.requant.Table: the table must be a constant");
-    if (table.shape.empty() || table.shape.back() != 256 || table.shape.size() > 2 || table.size() == 0)
-      throw ort::Failure("ai.requant.Table: the shape of the table must be (256,) or (C, 256)");
+    require(bool{table}, "the table must be a constant");
+    require(!table.shape.empty() && table.shape.back() == 256 && table.shape.size() <= 2 && table.size() > 0,
+            "the shape of the table must be (256,) or (C, 256)");
     table_.assign(table.as<uint8_t>(), table.as<uint8_t>() + table.size());
     channels_ = table.shape.size() == 2 ? table.shape[0] : 0;
   }
 
   void run(const ort::Run& run) const {
     const ort::Tensor x = run.input(0);
-    if (channels_ && (x.shape.empty() || x.shape.back() != channels_))
-      throw ort::Failure("ai.requant.Table: the table needs one row for each index of the last axis");
+    require(channels_ == 0 || (!x.shape.empty() && x.shape.back() == channels_),
+            "the table needs one row for each index of the last axis");
     uint8_t* y = run.output(x.shape);
     const size_t size = static_cast<size_t>(x.size());
     if (size == 0) return;

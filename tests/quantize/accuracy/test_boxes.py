@@ -113,7 +113,7 @@ def test_average_precision_by_hand() -> None:
     assert scored("map", [outputs_of(found)], [truth]).value == pytest.approx((7 * both + 3 * one) / 10)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1))
 def test_average_precision_is_that_of_plain_loops(seed: int) -> None:
     found, truth = some_images(seed)

@@ -27,7 +27,7 @@ def softmax(scores: Array) -> Array:
     return np.asarray(exact / exact.sum(axis=-1, keepdims=True))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.floats(0, 3), st.floats(-50, 50))
 def test_the_divergence_is_that_of_the_definition(seed: int, noise: float, shift: float) -> None:
     exact = logits(seed)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from requant.quantize.corrections import rounding
@@ -148,7 +148,6 @@ def best(problem: Problem) -> Array:
 
 
 @given(problem=problems())
-@settings(deadline=None)
 def test_without_a_residual_the_best_of_all_roundings_is_not_far(problem: Problem) -> None:
     """The factor is derived: ``(1 + t (K - 1)) / (1 - t)``, t the trust in what is off the diagonal.
 

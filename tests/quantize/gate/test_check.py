@@ -27,7 +27,7 @@ from requant.quantize.accuracy.metrics import METRICS, Score
 from requant.quantize.gate import lock, measure
 from requant.quantize.gate.judge import Status
 from requant.quantize.gate.outputs import check_summary, github_lines, junit, markdown, verdict, write_outputs
-from requant.quantize.gate.run import Check
+from requant.quantize.gate.run import Check, ready
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
@@ -165,7 +165,7 @@ def test_a_baseline_is_read_as_it_was_written(folder: Path, tmp_path: Path) -> N
     assert max(map(len, (folder / "lock.json").read_text().splitlines())) < 10_000
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(allow_nan=False), st.integers(0, 5)), min_size=1, max_size=40))
 def test_what_items_contributed_is_read_as_it_was_written(rows: list[tuple[float, int]]) -> None:
     parts = np.asarray(rows, np.float64)
@@ -222,6 +222,35 @@ def test_a_malformed_baseline_is_refused_with_the_place(
         lock.load_baseline(tmp_path / "lock.json")
     assert says in str(error.value)
     assert str(tmp_path / "lock.json") in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace('"version": 1', '"version": 0'),
+        lambda text: text.replace('"opset"', '"opsets"'),
+        lambda text: f"<<<<<<< ours\n{text}",
+    ],
+    ids=["version", "field", "conflict"],
+)
+def test_an_update_replaces_a_damaged_baseline(
+    folder: Path, tmp_path: Path, damage: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    text = (folder / "lock.json").read_text()
+    place = tmp_path / "lock.json"
+    place.write_text(damage(text))
+    assert place.read_text() != text
+    with pytest.raises(RequantError):
+        ready(FLOAT, DATA, place)
+    assert ready(FLOAT, DATA, place, update=True).old is None
+    assert "it is written anew" in caplog.text
+
+
+def test_an_update_overwrites_no_other_file(tmp_path: Path) -> None:
+    place = tmp_path / "notes.json"
+    place.write_text('{"mine": 1}')
+    with pytest.raises(RequantError, match="not a baseline"):
+        ready(FLOAT, DATA, place, update=True)
 
 
 def test_a_baseline_that_is_no_json_is_refused_with_the_line(tmp_path: Path) -> None:

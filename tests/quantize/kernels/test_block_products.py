@@ -98,7 +98,7 @@ def test_a_product_becomes_a_function_with_what_follows(behind: str, body: int, 
 @needs_library
 @example(seed=1, rows=40, inputs=4200, outputs=40, bits=4, size=32, threads=2)  # more inputs than tiles add at once
 @example(seed=2, rows=33, inputs=2100, outputs=17, bits=8, size=16, threads=1)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32 - 1),
     rows=st.integers(1, 80),

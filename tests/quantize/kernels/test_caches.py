@@ -13,7 +13,7 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -145,7 +145,6 @@ def turned(x: Array, feed: Feed, before: Array, *, interleaved: bool) -> Array:
 
 
 @needs_library
-@settings(deadline=None)
 @given(case=cases())
 def test_the_operator_computes_what_it_is_defined_to(
     case: tuple[str, Feed], tmp_path_factory: pytest.TempPathFactory
@@ -397,7 +396,6 @@ def test_steps_must_fit_to_the_rows_of_a_cache(in_bytes: tuple[Path, Path, Feed]
 
 
 @needs_library
-@settings(deadline=None)
 @given(case=cases())
 def test_a_cache_in_bytes_gives_what_its_floats_give(
     case: tuple[str, Feed], tmp_path_factory: pytest.TempPathFactory

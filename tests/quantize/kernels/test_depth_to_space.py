@@ -32,7 +32,7 @@ def defined(x: Array, block: int, *, depth_first: bool) -> Array:
     return turned.reshape(batch, height * block, width * block, channels)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.tuples(st.integers(1, 2), st.integers(1, 5), st.integers(1, 6)),
     block=st.sampled_from([1, 2, 3, 4, 17]),

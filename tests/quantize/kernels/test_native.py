@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,16 +44,21 @@ def session(
     domain: str = NATIVE_DOMAIN,
     **attributes: Any,
 ) -> ort.InferenceSession:
-    """Load a model with one operator; all inputs but uint8 ``x``, and those of which only a type is given, are constants.
+    """Load a model with one operator; the arguments are those of `model_of`, and the threads of the session."""
+    return load(model_of(operator, inputs, domain, **attributes), threads)
+
+
+def model_of(
+    operator: str, inputs: Sequence[Array | Open | None], domain: str = NATIVE_DOMAIN, **attributes: Any
+) -> onnx.ModelProto:
+    """Return a model with one operator; all inputs but uint8 ``x``, and those of which only a type is given, are constants.
 
     Args:
         operator: The operator.
         inputs: The values; an `Open` for a uint8 tensor that is given at each run.
-        threads: The threads of the session.
         domain: The domain of the operator.
         attributes: Its attributes.
     """
-    assert isinstance(FOUND, Kernels)
     names = ["x", *(OMITTED if array is None else f"c{index}" for index, array in enumerate(inputs[1:]))]
     more = [name for name, array in zip(names, inputs, strict=True) if isinstance(array, Open)]
     node = helper.make_node(operator, names, ["y"], domain=domain, **attributes)
@@ -69,7 +76,7 @@ def session(
     imports = [
         helper.make_opsetid(*each) for each in {domain: VERSION if domain == NATIVE_DOMAIN else 1, "": 17}.items()
     ]
-    return load(helper.make_model(graph, opset_imports=imports, ir_version=8), threads)
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
 def load(model: onnx.ModelProto, threads: int = 1) -> ort.InferenceSession:
@@ -79,6 +86,35 @@ def load(model: onnx.ModelProto, threads: int = 1) -> ort.InferenceSession:
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     options.register_custom_ops_library(str(FOUND.library))
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+MEMORY = """
+import sys
+import onnxruntime as ort
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
+
+options, before = ort.SessionOptions(), resident()
+options.register_custom_ops_library(sys.argv[1])
+session = ort.InferenceSession(sys.argv[2], options)
+print(resident() - before)
+"""
+
+
+def test_a_session_holds_weights_twice(tmp_path: Path) -> None:
+    """The runtime keeps the constant, and the kernel its packed copy; the list that it was packed from is freed."""
+    wide, w = 4096, np.ones((8192, 4096, 1, 1), np.int8)
+    scalars: list[Array] = [np.asarray(0.1, np.float32), np.asarray(0, np.uint8)]
+    vectors: list[Array] = [np.ones(len(w), np.float32), np.zeros(len(w), np.int8)]
+    arrays: list[Array] = [*scalars, w, *vectors, *scalars, np.zeros(len(w), np.int32)]
+    model = model_of("Convolution", [np.zeros((1, 1, 1, wide), np.uint8), *arrays])
+    onnx.save(model, tmp_path / "wide.onnx")
+    assert isinstance(FOUND, Kernels)
+    command = [sys.executable, "-c", MEMORY, str(FOUND.library), str(tmp_path / "wide.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 3 * w.nbytes
 
 
 # ----------------------------------------------------------------------------------------------------- convolution
@@ -235,7 +271,7 @@ DEPTHWISE = st.builds(
     CASES,
     st.integers(2, 140),
 )
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+patient = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 many = settings(patient, max_examples=4 * settings().max_examples)
 
 
@@ -825,7 +861,7 @@ def defined(x: Array, w: Array, scale: Array, bias: Array | None, function: int)
     return np.asarray(FUNCTIONS[function](value + (0 if bias is None else bias)))
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=st.sampled_from([(1,), (3,), (2, 5), (1, 33), (4, 2, 9), (70,)]),
     inputs=st.integers(1, 200),

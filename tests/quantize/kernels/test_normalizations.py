@@ -58,7 +58,7 @@ def call(count: int, *, biased: bool, centred: bool, seed: int) -> tuple[onnx.Mo
     return proto, scale, bias if biased else np.zeros_like(bias)
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.sampled_from([(1,), (3,), (2, 5), (300,)]),
     count=st.integers(1, 150),

@@ -50,7 +50,7 @@ def bytes_of(made: ir.Model) -> bytes:
 
 
 @needs_library
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     size=st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(1, 20), st.integers(1, 30)),
     scale=st.floats(2**-10, 8, width=32),

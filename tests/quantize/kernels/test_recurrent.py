@@ -192,7 +192,6 @@ NETS = st.builds(
 
 
 @settings(
-    deadline=None,
     max_examples=2 * settings().max_examples,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

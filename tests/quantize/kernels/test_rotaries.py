@@ -71,7 +71,7 @@ def bytes_of(made: ir.Model) -> bytes:
 
 
 @needs_library
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     kind=st.sampled_from(sorted(TEXTS)),
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),

@@ -59,7 +59,7 @@ def defined(x: Array, axis: int) -> Array:
     return np.asarray(shares / total)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=st.lists(st.integers(1, 40), min_size=1, max_size=4).filter(lambda shape: np.prod(shape) < 30_000),
     place=st.integers(0, 3),

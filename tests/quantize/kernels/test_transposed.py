@@ -138,7 +138,7 @@ CASES = (
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES, threads=st.integers(1, 3))
 def test_it_is_its_definition_bit_for_bit(isa: str, case: Case, threads: int) -> None:
     np.testing.assert_array_equal(case.run(threads), case.expected())

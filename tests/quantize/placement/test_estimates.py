@@ -15,6 +15,9 @@ from requant.quantize.placement.estimates import _depth
     ("op", "shape", "attributes", "products"),
     [
         ("Conv", (8, 4, 3, 3), {}, 36),
+        ("ConvTranspose", (64, 32, 4, 4), {"strides": [2, 2]}, 64 * 4),
+        ("ConvTranspose", (64, 1, 4), {"strides": [2], "group": 64}, 2),
+        ("ConvTranspose", (64, 32, 1, 1), {"strides": [2, 2]}, 1),
         ("Gemm", (32, 12), {}, 32),
         ("Gemm", (12, 32), {"transB": 1}, 32),
         ("MatMul", (32, 12), {}, 32),
@@ -23,7 +26,7 @@ from requant.quantize.placement.estimates import _depth
         ("Attention", (32, 96), {}, 32),
     ],
 )
-def test_products_of_one_element(op: str, shape: tuple[int, ...], attributes: dict[str, int], products: int) -> None:
+def test_products_of_one_element(op: str, shape: tuple[int, ...], attributes: dict[str, Any], products: int) -> None:
     assert _depth(ir.node(op, [], attributes), shape) == products
 
 

@@ -128,12 +128,12 @@ def test_other_blocks_and_portable_models_are_no_choice() -> None:
 def test_costs_decide_between_the_operators_of_a_form_from_float_to_float(strategy: Strategy, form: Impl) -> None:
     """Who asks for a form gets the native operator if it is faster, but not where its results must be exact."""
     made = model()
-    given = replace(facts_of(made, Selection(strategy=strategy)), native=True, joins=True)
+    given = replace(facts_of(made, Selection(strategy=strategy)), native=True)
     native = NATIVE_PRODUCTS[form]
     assert able(given, choose_by(given, made))["up"] == (form, native)
     assert native_plan(given, choose_by(given, made)).choices["up"].impl is native
     assert stock_plan(native_plan(given, choose_by(given, made))) == choose_by(given, made)
-    for other in (replace(given, native=False), replace(given, joins=False)):
+    for other in (replace(given, native=False), replace(given, exact=True)):
         assert able(other, choose_by(other, made))["up"] == (form,)
 
 

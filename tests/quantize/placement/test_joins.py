@@ -62,7 +62,7 @@ def test_a_depthwise_convolution_absorbs_functions_and_no_sum() -> None:
 
 
 def test_exact_operators_absorb_nothing() -> None:
-    assert named(joins=False) == {}
+    assert named(exact=True) == {}
 
 
 def prices(costs: Mapping[str, Mapping[Impl, float]], noise_price: float = 0.0) -> Prices:

@@ -37,7 +37,7 @@ def model(op: str, attributes: str = "", inputs: str = INPUTS, kind: str = "floa
 
 def facts(made: ir.Model, selection: Selection | None = None, **known: Any) -> Facts:
     found = facts_of(made) if selection is None else facts_of(made, selection)
-    return replace(found, native=True, joins=True, **known)
+    return replace(found, native=True, **known)
 
 
 def obstacle(made: ir.Model, **known: Any) -> str:
@@ -52,7 +52,7 @@ def test_costs_decide_among_float_and_both_forms(op: str) -> None:
     made = model(op, inputs=f"{INPUTS}, n, h")
     given = facts(made, static=True)
     assert able(given, choose_by(given, made))["op"] == (Impl.FLOAT, Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)
-    for other in (replace(given, native=False), replace(given, joins=False)):
+    for other in (replace(given, native=False), replace(given, exact=True)):
         assert Impl.DYNAMIC_NATIVE not in able(other, choose_by(other, made))["op"]
 
 

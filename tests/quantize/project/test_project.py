@@ -13,7 +13,7 @@ import click
 import onnx
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from requant import RequantError
@@ -136,7 +136,6 @@ def within(name: str, value: object) -> bool:
     return not row.choices or value in row.choices
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([key.name for key in QUANTIZE]), st.integers() | st.text() | st.booleans()))
 def test_a_table_is_refused_or_taken_whole(values: dict[str, object]) -> None:
     kinds = {key.name: key.kind for key in QUANTIZE}

@@ -12,8 +12,9 @@ import onnx
 import onnx.parser
 import pytest
 from click.testing import CliRunner, Result
+from onnx import helper
 
-from requant import RequantError
+from requant import NATIVE_DOMAIN, RequantError
 from requant.cli import main
 from requant.quantize import Goal, Latency, Options, Strategy, quantize_model, search_model
 from requant.quantize.accuracy.drop import parse_drop
@@ -82,6 +83,19 @@ def test_a_model_is_viewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(text) < 100_000
     assert "GlobalAveragePool" not in text
     assert "MaxPool" in text
+
+
+def test_native_operators_are_seen_as_integers(tmp_path: Path) -> None:
+    names = ["Convolution_2", "Table", "MatMul", "Softmax", "RotaryEmbedding"]
+    nodes = [helper.make_node(name, ["x"], [f"y{at}"], name, domain=NATIVE_DOMAIN) for at, name in enumerate(names)]
+    tensors = ["x", *(f"y{at}" for at in range(len(names)))]
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.UINT8, [1]) for name in tensors]
+    graph = helper.make_graph(nodes, "native", ends[:1], ends[1:])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(NATIVE_DOMAIN, 2)]
+    onnx.save(helper.make_model(graph, opset_imports=imports), tmp_path / "native.onnx")
+    done = invoke("view", tmp_path / "native.onnx", "-o", tmp_path / "view.html")
+    assert done.exit_code == 0, done.output
+    assert "3 in 8-bit integers" in (tmp_path / "view.html").read_text()
 
 
 @pytest.mark.parametrize(

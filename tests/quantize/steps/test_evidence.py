@@ -71,7 +71,7 @@ def test_corrections_that_learn_leave_a_part_of_the_noise(tmp_path: Path) -> Non
     rounded, corrected = (
         gathered(tmp_path, corrections=names).noise_of_weights for names in (("means",), ("means", "bias", "rounding"))
     )
-    assert corrected == {unit: pytest.approx(evidence.LEFT * power) for unit, power in rounded.items()}
+    assert corrected == {unit: pytest.approx(evidence.NOISE_LEFT * power) for unit, power in rounded.items()}
 
 
 def test_low_effort_tries_nothing(tmp_path: Path) -> None:

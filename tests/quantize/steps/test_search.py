@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -23,7 +25,8 @@ from requant.cli import main
 from requant.quantize import Goal, Options, Point, search_model
 from requant.quantize.accuracy.drop import parse_drop
 from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
-from requant.quantize.result import undominated
+from requant.quantize.result import Frontier, undominated
+from requant.quantize.runtime.runtimes import STOCK
 from requant.quantize.steps import search as frontier
 from requant.transforms.plan import Plan
 
@@ -190,6 +193,45 @@ def test_an_interrupted_search_forgets_models_that_its_prices_no_longer_give(
     assert found is not None
     assert found.best is not None
     assert all(point.speedup < 99 for point in found.points)
+
+
+def with_images(source: Any, place: Path) -> Any:
+    """Return a source after its file was replaced by one with three images."""
+    np.savez(place, image=np.ones((3, 1, 8, 8), np.float32))
+    return source
+
+
+@pytest.mark.parametrize(
+    ("change", "recalled"),
+    [
+        (lambda source, place: source, 1),
+        (lambda source, place: with_images(source, place), 0),
+        (lambda source, place: replace(source, reference=None), 0),
+    ],
+    ids=["same", "other data", "Python objects"],
+)
+def test_scores_of_other_data_are_not_reused(change: Any, recalled: int, tmp_path: Path) -> None:
+    """A file of the same name may hold other data, and nothing tells whether Python objects are the same."""
+    place, plan = tmp_path / "eval.npz", SimpleNamespace(units=())
+    np.savez(place, image=np.zeros((2, 1, 8, 8), np.float32))
+    tried = Point(0.0, 30.0, 2.0, 1, True, frontier._digest(cast(Plan, plan)))
+
+    def walk(source: Any, points: tuple[Point, ...] = ()) -> Any:
+        return SimpleNamespace(
+            goal=goal("50%"),
+            frontier=Frontier("sqnr", True, math.inf, 20.0, points=points),
+            job=SimpleNamespace(identity="", runtime=STOCK, options=OPTIONS, asked=dict),
+            ranges=SimpleNamespace(ranges={}),
+            source=source,
+            state=tmp_path / "state.json",
+            plan_at=lambda _: plan,
+        )
+
+    source = open_source(DataSpec(str(place)), input_specs(open_session(MODEL)))
+    frontier._remember(walk(source, (tried,)))
+    again = walk(change(source, place))
+    frontier._recall(again)
+    assert len(again.frontier.points) == recalled
 
 
 def test_the_clock_ends_it(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def renamed(model: onnx.ModelProto, pick: random.Random) -> onnx.ModelProto:
     return made
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.parametrize("name", [pytest.param("digits_transformer", marks=pytest.mark.slow), "digits_mobile"])
 def test_names_and_order_can_be_ignored(name: str, seed: int, folder: Path) -> None:
@@ -142,7 +142,7 @@ def mutations() -> dict[str, Callable[[onnx.ModelProto, random.Random], None]]:
     return {each.__name__: each for each in (weight, attribute, operator, output, twice)}
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.parametrize("ignored", [STRICT, LOOSE], ids=["strict", "loose"])
 @pytest.mark.parametrize("kind", mutations())
