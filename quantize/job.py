@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
@@ -30,6 +30,16 @@ from .runtime.loads import Load
 from .runtime.progress import Progress
 from .runtime.runtimes import STOCK, Runtime, Sessions
 from .runtime.timing import Latency, Regime, load_name
+
+Purpose: TypeAlias = Literal["measure", "learn", "deliver"]
+"""What a plan is written into a model for.
+
+- ``measure``: every unit has its own kernel, which can be timed and corrected.
+- ``learn``: corrections are learned on the model. It has QDQ pairs whatever the format, also in place of native
+  operators, but none at which a native operator does not round.
+- ``deliver``: two convolutions are one if only their sum is read, a native convolution is one with the function behind
+  it, and normalizations and softmaxes beside native operators are native too.
+"""
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,15 @@ def compare_models(
     runtime = setting.opened()
     timed = tuple(Sessions(model, keep=False, runtime=runtime) for model in models)
     scorer = None if chosen is None else PairScorer(chosen)
-    watch = None if scorer is None else scorer.add
-    accuracy = judge_pair(models[0], timed[1], source, partial(_report, progress, source), weights=weights, watch=watch)
+    accuracy = judge_pair(
+        models[0],
+        timed[1],
+        source,
+        partial(_report, progress, source),
+        weights=weights,
+        watch=None if scorer is None else scorer.add,
+        labels="refuse" if scorer is None else "skip",  # a metric has labels of its own
+    )
     accuracy = of_fixed_classes(accuracy, open_rows(outputs_of(loaded)))
     compared = None if scorer is None else versus(*scorer.result(models, source))
     latencies = []

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from .tokens import Divergence
 Run = Callable[[Mapping[str, Array]], Outputs]
 
 Watch = Callable[[Outputs, Outputs, Sample], None]
+
+Misfits: TypeAlias = Literal["refuse", "skip"]
+"""What becomes of labels that do not fit the predictions: they raise, or do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ class _Sums:
     """Sums over the samples.
 
     Attributes:
-        any_labels: Whether to skip labels that do not fit the predictions; else they raise.
+        labels: What becomes of labels that do not fit the predictions.
         samples: The number of samples.
         classes: Sums over the predictions.
         each: Signal and noise of each float output of each sample.
@@ -180,7 +183,7 @@ class _Sums:
         states: The outputs that feed the next sample.
     """
 
-    any_labels: bool = False
+    labels: Misfits = "refuse"
     samples: int = 0
     classes: Tally = field(default_factory=Tally)
     each: EachSample = field(default_factory=EachSample)
@@ -206,9 +209,9 @@ class _Sums:
     def _add_labels(self, expected: Array | None, actual: Array | None, sample: Sample) -> None:
         """Compare the predictions of both models with the labels."""
         labels = np.asarray(sample.label).reshape(-1)
-        floats = self.any_labels and labels.dtype.kind == "f"
+        floats = self.labels == "skip" and labels.dtype.kind == "f"
         if expected is None or actual is None or expected.size != labels.size or floats:
-            if self.any_labels:
+            if self.labels == "skip":
                 return
             count = 0 if expected is None else expected.size
             raise RequantError(
@@ -282,6 +285,8 @@ def measure(
     samples: Iterable[Sample],
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
+    *,
+    labels: Misfits = "refuse",
 ) -> Accuracy:
     """Run both models over the samples and compare them; see `compare_outputs`.
 
@@ -300,13 +305,15 @@ def measure(
     head = list(islice(rest, 1))
     in_order = any(sample.step is not None for sample in head)
     ordered = chain(head, rest)
-    return compare_outputs(map(run, ordered) if in_order else spread(run, ordered), progress, watch)
+    return compare_outputs(map(run, ordered) if in_order else spread(run, ordered), progress, watch, labels=labels)
 
 
 def compare_outputs(
     results: Iterable[tuple[Outputs, Outputs, Sample]],
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
+    *,
+    labels: Misfits = "refuse",
 ) -> Accuracy:
     """Compare the outputs of the float model and of the INT8 model for each sample.
 
@@ -315,12 +322,13 @@ def compare_outputs(
     Args:
         results: The outputs of both models, with the sample.
         progress: Called with the number of samples so far.
-        watch: Called with each of the results. Labels that do not fit the predictions are then for `watch`.
+        watch: Called with each of the results.
+        labels: What becomes of labels that do not fit the predictions.
 
     Raises:
-        RequantError: The labels of a sample do not fit the predictions.
+        RequantError: The labels of a sample do not fit the predictions, and are refused.
     """
-    sums = _Sums(any_labels=watch is not None)
+    sums = _Sums(labels=labels)
     for reference, candidate, sample in results:
         sums.add(reference, candidate, sample)
         if watch is not None:

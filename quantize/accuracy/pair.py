@@ -19,7 +19,7 @@ from ..runtime.runtimes import LoadedModel, Sessions
 from ..runtime.timing import Latency, summary
 from .classes import Outputs
 from .metrics import Metric, Score, Scorer, of_reference, score
-from .outputs import Accuracy, Watch, compare_outputs, measure
+from .outputs import Accuracy, Misfits, Watch, compare_outputs, measure
 
 Model: TypeAlias = ModelSource | Sessions
 """A model in ONNX Runtime, or in the runtime of its sessions."""
@@ -35,6 +35,7 @@ def judge_pair(
     *,
     weights: Weights,
     watch: Watch | None = None,
+    labels: Misfits = "refuse",
 ) -> Accuracy:
     """Run two models over samples and compare them.
 
@@ -47,13 +48,14 @@ def judge_pair(
         samples: The samples, with or without labels.
         progress: Called with the number of samples so far.
         weights: The size of the float model.
-        watch: Called with the outputs of both for each sample; see `compare_outputs`.
+        watch: Called with the outputs of both for each sample.
+        labels: What becomes of labels that do not fit the predictions.
 
     Raises:
         RequantError: A model cannot be loaded or run, or the labels of a sample do not fit the predictions.
     """
     if not weights.large:
-        return measure(_opened(before, 1), _opened(after, 1), samples, progress, watch)
+        return measure(_opened(before, 1), _opened(after, 1), samples, progress, watch, labels=labels)
     gc.collect()  # unused models are in reference cycles
     rest = iter(samples)
     head = list(islice(rest, FEW + 1))
@@ -62,6 +64,7 @@ def judge_pair(
         _in_turns(partial(_sessions(before).fresh, lean=lean), _sessions(after).fresh, chain(head, rest)),
         progress,
         watch,
+        labels=labels,
     )
 
 

@@ -169,7 +169,7 @@ def _scores(
 
     samples = summarizer.passing(pair.source)
     int8 = Sessions(pair.int8_path, keep=False, runtime=runtime)
-    judge_pair(pair.float_path, int8, samples, tell, weights=pair.weights, watch=watch)
+    judge_pair(pair.float_path, int8, samples, tell, weights=pair.weights, watch=watch, labels="skip")
     scores = {}
     for scorer in scorers:
         if scorer.metric.runs_models:

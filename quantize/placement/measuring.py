@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ...calibration.session import Array, ModelSource
 from ...transforms.plan import Choice, Impl, Plan
-from ..job import Candidate, Job
+from ..job import Candidate, Job, Purpose
 from ..runtime.attribution import Owners, Spent
 from ..runtime.profile import KernelRun, Profile
 from .costs import Costs
@@ -32,8 +32,8 @@ SLOWED = 2.0  # a unit that takes more than this many times its cost is slowed d
 class Write(Protocol):
     """Writes a plan into a model."""
 
-    def __call__(self, plan: Plan, *, last: bool = False) -> Candidate:
-        """Return the model; with `last` as it will be delivered: joined operators have no times of their own."""
+    def __call__(self, plan: Plan, *, purpose: Purpose = "measure") -> Candidate:
+        """Return the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Bench:
 
     def candidate(self, plan: Plan) -> Candidate:
         """Return the model of a plan, with its native operators joined, as they will be delivered."""
-        return self.write(plan, last=any(choice.impl.native for choice in plan.choices.values()))
+        native = any(choice.impl.native for choice in plan.choices.values())
+        return self.write(plan, purpose="deliver" if native else "measure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ def measure_units(bench: Bench, known: Measured, tell: Callable[[int], None] = n
         (spent,), known = profile(bench, known, [bench.write(plan).source])
         known = _with_costs(known, spent, {unit.name: plan.impl(unit) for unit in plan.units})
         if impl is Impl.U8_NATIVE and space.joins:
-            (spent,), known = profile(bench, known, [bench.write(plan, last=True).source])
+            (spent,), known = profile(bench, known, [bench.write(plan, purpose="deliver").source])
             known = _with_joined(known, spent)
     return known
 

@@ -47,7 +47,7 @@ def judged_of(job: Job, trial: Trial) -> Judged | None:
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         nonlocal worst
         worst = _Worst()
-        return judge_pair(before, after, _in_time(samples), weights=job.weights, watch=worst.add)
+        return judge_pair(before, after, _in_time(samples), weights=job.weights, watch=worst.add, labels="skip")
 
     with_selected_outputs(job, trial.candidate, compare)
     accuracy = trial.accuracy

@@ -35,7 +35,7 @@ from .native_use import native_use
 from .prepare import as_given
 from .ranges import TensorRanges
 from .relieve import relieved
-from .remake import as_written
+from .written import as_written
 
 NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"

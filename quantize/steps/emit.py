@@ -20,7 +20,7 @@ from ...transforms.qdq_to_qoperator import qdq_to_qoperator
 from ...transforms.qparams import DTYPES, QParams
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
-from ..job import Candidate, Evidence, Job, Placement
+from ..job import Candidate, Evidence, Job, Placement, Purpose
 from ..kernels.attentions import wrap_attentions
 from ..kernels.caches import wrap_caches
 from ..kernels.normalizations import wrap_normalizations
@@ -84,7 +84,7 @@ def _slow(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate | N
     """Return the model without corrections if it is clearly slower than float; None if it may be worth correcting."""
     if not _adjusts(job) or not candidate.plan.has_int8 or not is_slower(job, timed_briefly(job, candidate)):
         return None
-    final = apply_plan(job, ranges, candidate.plan, last=True)  # with fewer kernels than the candidate
+    final = apply_plan(job, ranges, candidate.plan, purpose="deliver")  # with fewer kernels than the candidate
     return final if is_slower(job, timed_briefly(job, final)) else None
 
 
@@ -98,10 +98,12 @@ def correct(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate:
     adjusted: Mapping[str, Adjustment] = {}
     if _adjusts(job):
         pairs = job.options.format == "qdq" and not candidate.native
-        adjusted = find_adjustments(job, candidate if pairs else apply_plan(job, ranges, candidate.plan, learns=True))
+        adjusted = find_adjustments(
+            job, candidate if pairs else apply_plan(job, ranges, candidate.plan, purpose="learn")
+        )
     if not adjusted and not candidate.native and not sums_of(job, candidate.plan):
         return candidate
-    return apply_plan(job, ranges, candidate.plan, adjusted, last=True)
+    return apply_plan(job, ranges, candidate.plan, adjusted, purpose="deliver")
 
 
 def apply_plan(
@@ -110,8 +112,7 @@ def apply_plan(
     plan: Plan,
     adjusted: Mapping[str, Adjustment] | None = None,
     *,
-    last: bool = False,
-    learns: bool = False,
+    purpose: Purpose = "measure",
 ) -> Candidate:
     """Apply a plan to a copy of the simplified model.
 
@@ -120,11 +121,7 @@ def apply_plan(
         ranges: The ranges.
         plan: The implementation of each unit.
         adjusted: Corrected weights and biases, by unit.
-        last: Whether two convolutions become one if only their sum is read, a native convolution becomes one with
-            the function behind it, and normalizations and softmaxes beside native operators are native too. If not,
-            every unit has its own kernel, which can be timed and corrected.
-        learns: Whether corrections are learned on the model. It then has QDQ pairs whatever the format. Native
-            operators are pairs too. Pairs at which a native operator does not round are left out.
+        purpose: What the model is for.
     """
     dtype = DTYPES[job.scheme.activation]
     given = {name: params for name, params in job.model_qparams.items() if params.zero_point.dtype == dtype}
@@ -144,24 +141,24 @@ def apply_plan(
     written = insert_qdq(
         model, plan=plan, qparams=qparams, means=means, adjusted=adjusted, scheme=job.scheme, exact=job.no_saturation
     )
-    joined = join_convs(model, sums_of(job, plan), job.scheme) if last else []
+    joined = join_convs(model, sums_of(job, plan), job.scheme) if purpose == "deliver" else []
     if job.model_qparams:
         drop_round_trips(model)
-    if job.options.format == "qoperator" and not learns:
+    if job.options.format == "qoperator" and purpose != "learn":
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
-    _call_native(job, model, plan, joined, last=last, learns=learns)
+    _call_native(job, model, plan, joined, purpose)
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     source = serialize(model, job.folder)
     return Candidate(model, plan, qparams, source, written.relieved, runtime=job.runtime)
 
 
-def _call_native(job: Job, model: ir.Model, plan: Plan, joined: Sequence[Joined], *, last: bool, learns: bool) -> None:
+def _call_native(job: Job, model: ir.Model, plan: Plan, joined: Sequence[Joined], purpose: Purpose) -> None:
     """Put the units that native operators compute into functions; the arguments are those of `apply_plan`."""
     units, shapes = with_joined([u for u in plan.units if plan.impl(u) is Impl.U8_NATIVE], job.shapes, joined)
-    exact = job.options.kernels == "exact"
-    if learns:
+    exact, last = job.options.kernels == "exact", purpose == "deliver"
+    if purpose == "learn":
         if units and not exact:
             drop_inner_rounding(model, units, shapes)
         return

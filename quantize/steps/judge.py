@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from ... import RequantError
-from ...calibration.samples import Sample
 from ...calibration.session import FEW
 from ...calibration.sources import Source
 from ..accuracy.choices import Reader
-from ..accuracy.classes import Outputs, open_rows
+from ..accuracy.classes import open_rows
 from ..accuracy.given_choices import readers_of, with_choices
 from ..accuracy.outputs import Accuracy, of_fixed_classes
 from ..accuracy.pair import Model, judge_pair, time_models
@@ -48,7 +47,7 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         told = partial(_tell, job, total)
-        return judge_pair(before, after, samples, told, weights=job.weights, watch=_ignore_labels)
+        return judge_pair(before, after, samples, told, weights=job.weights, labels="skip")
 
     return of_fixed_classes(with_selected_outputs(job, candidate, compare), open_rows(job.simple.graph.outputs))
 
@@ -133,10 +132,6 @@ def _showing(
     with suppress(RequantError):  # a tensor may be of bytes in the INT8 model
         return compare(Sessions(before), Sessions(after, runtime=job.runtime))
     return None
-
-
-def _ignore_labels(before: Outputs, after: Outputs, sample: Sample) -> None:
-    """Accept labels that do not fit the predictions: `judge_pair` refuses them only without a watch."""
 
 
 def _tell(job: Job, total: int | None, done: int) -> None:

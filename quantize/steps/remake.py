@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
-from ...calibration.observations import Observations
 from ...calibration.sources import DataSource
 from ...transforms.plan import Impl, Plan
-from ..job import Evidence, Job
-from ..model.files import load_model
-from ..model.metadata import Environment, Made, Written, describe_making, describe_origin, plan_digest
-from ..model.stored import stored_as_given
+from ..job import Evidence
+from ..model.metadata import Written, describe_origin
 from ..options.options import Options
 from ..placement.plan_file import read_plan
 from ..runtime.progress import Progress
 from .emit import correct, equalize, plan_by_rules
 from .hold_out import hold_out
 from .prepare import as_given, prepare
-from .ranges import TensorRanges, find_ranges
+from .ranges import find_ranges
+from .written import as_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,32 +76,3 @@ def remake(
 def all_float(plan: Plan) -> Plan:
     """Return a plan with every unit in float, without reasons."""
     return plan.with_choices({name: replace(choice, impl=Impl.FLOAT) for name, choice in plan.choices.items()})
-
-
-def as_written(model: ir.Model, job: Job, ranges: TensorRanges, plan: Plan, written: Written) -> ir.Model:
-    """Return a model in the form in which it is written; its metadata say what is needed to make it again.
-
-    Its float weights are stored as the given model stores them, where that is shorter.
-    """
-    given = {"data": job.judged, "ranges": job.supply.ranges is not None}
-    made = Made(
-        source=job.path.name,
-        model=job.identity,
-        written=written,
-        plan=plan_digest(plan),
-        own_plan=job.options.plan is not None,
-        calibration=job.options.calibration,
-        inputs=tuple(name for name in ("data", "ranges") if given[name]),
-        data=data_digest(ranges.seen),
-        exact=job.no_saturation,
-        native=job.policy.native,
-        environment=Environment.here(),
-    )
-    describe_making(model, made)
-    return stored_as_given(model, load_model(job.path))
-
-
-def data_digest(seen: Observations) -> str:
-    """Return the SHA-256, in hex, of the digests of all observed feeds, in any order; empty without any."""
-    rows = sorted((digest, times) for digest, (_, times) in seen.repeated.items())
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest() if rows else ""

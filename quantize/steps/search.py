@@ -91,7 +91,22 @@ class _State:
 
 @dataclass
 class _Walk:
-    """The state of a search."""
+    """A search. It keeps its state, so that an interrupted one has what it found.
+
+    Attributes:
+        job: The job.
+        ranges: The ranges.
+        goal: The score that must be kept.
+        evidence: The noise of tensors and weights.
+        plan_at: Gives the cheapest plan at a price of noise.
+        write: Writes a plan into a model.
+        source: The data of the metric.
+        reference: The metric with the outputs of the float model.
+        state: The file with the models tried so far.
+        frontier: These models.
+        start: When the search began, by the monotonic clock.
+        candidates: The models that were emitted in this process, by the digest of their plan.
+    """
 
     job: Job
     ranges: TensorRanges
