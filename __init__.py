@@ -118,6 +118,15 @@ class UnknownNameError(RequantError):
         """Compose the message from the nearest of `known`."""
         super().__init__(f"no {kind} named {name!r}{near(name, known)}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle makes the error of: processes of a pool send errors to each other."""
+        return _again, (type(self), self.args)
+
+
+def _again(kind: type[RequantError], arguments: tuple[Any, ...]) -> RequantError:
+    """Return an error with its message; `kind` composes none."""
+    return kind.__new__(kind, *arguments)
+
 
 def near(name: object, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'a' or 'b'?"`` for the names nearest to `name`, or a list of what there is."""

@@ -214,7 +214,12 @@ def _cut(member: _Member, spec: InputSpec, where: str) -> _Member:
     rank, shape = len(spec.shape), member.stored.shape
     if len(shape) == rank + 1:
         return member
-    if len(shape) != rank or rank == 0:
+    if rank == 0:  # the runtime tells no difference between the two
+        raise DataError(
+            f"{where}, input {spec.name!r}: the model takes one number, or does not say the shape of this input; got "
+            f"an array of shape {shape}; give {spec.name!r} a shape in the model, or rank 1 with one number per sample"
+        )
+    if len(shape) != rank:
         raise DataError(
             f"{where}, input {spec.name!r}: expected {spec}, got an array of shape {shape}; "
             f"give rank {rank}, which is split into batches, or rank {rank + 1} with one sample per entry"

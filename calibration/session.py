@@ -57,6 +57,8 @@ ModelSource: TypeAlias = str | os.PathLike[str] | bytes | Serialized
 SOURCE = re.compile(r"\S*/onnxruntime\S*\.(?:cc|h|cpp):\d+ [^()]*\((?:[^()]|\([^()]*\))*\)(?: const)? ?")
 """A position in the runtime's source code in an error message: file, line and the signature of a function."""
 
+LONGEST_MESSAGE = 4096
+"""The most characters of an error of the runtime that are read."""
 PROVIDERS = ["CPUExecutionProvider"]  # without fallback, which prints to stdout
 
 OPERATORS = Path(__file__).parents[1] / "quantize/kernels/lib" / platform.machine() / "librequant_kernels.so"
@@ -365,6 +367,8 @@ def run_session(session: InferenceSession, names: Sequence[str], feed: Feed, pla
 def runtime_message(error: Exception) -> str:
     """Return an exception of the runtime as one line, without its code and source positions."""
     text = " ".join(str(error).split())
+    if len(text) > LONGEST_MESSAGE:  # names of a model are in it; the expressions below take quadratic time
+        text = f"{text[: LONGEST_MESSAGE // 2]} ... {text[-LONGEST_MESSAGE // 2 :]}"
     text = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)  # nested errors have several; keep the innermost
     text = re.sub(r"^Load model from .*? failed:", "", text)
     text = SOURCE.sub("", text)

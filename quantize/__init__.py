@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..transforms.qparams import Scheme
     from .accuracy.compare import Comparison, compare_models
+    from .accuracy.frontier import Frontier, Point
     from .accuracy.outputs import Accuracy, Labelled
     from .api import measure_costs, quantize_model, search_model
     from .gate.run import Check, CheckOptions, check
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .placement.rules import choose
     from .project.check import check_project
     from .project.fastest import quantize_fastest
-    from .result import FloatNode, Frontier, Point, Result
+    from .result import FloatNode, Result
     from .runtime.runtimes import Setting
     from .runtime.timing import Latency
     from .sensitivity.result import Sensitivity, TensorRow, UnitRow
@@ -93,7 +94,8 @@ HOMES = {
     ".tools.bench.compile": ("Compiled", "compile_model"),
     ".tools.inspect.diff": ("Differences", "diff_models"),
     ".tools.inspect.diff_graphs": ("Ignored",),
-    ".steps.search": ("Frontier", "Goal", "Point"),
+    ".accuracy.frontier": ("Frontier", "Point"),
+    ".steps.search": ("Goal",),
     ".gate.run": ("Check", "CheckOptions", "check"),
     ".tools.inspect.inspect": ("Inspection", "inspect_model"),
     ".options.options": ("Options",),

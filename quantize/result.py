@@ -11,6 +11,7 @@ from typing import Any
 from ..calibration.checks import Finding
 from ..system.printable import one_line
 from ..transforms.reasons import ALREADY, IN_BLOCKS, INTEGER
+from .accuracy.frontier import Frontier
 from .accuracy.outputs import Accuracy, accuracy_json
 from .accuracy.promise import Promise
 from .accuracy.shown import as_html, as_text
@@ -146,10 +147,19 @@ class Result:
         else:
             lost = answers_lost(self.accuracy, self.measured_on)
         text = verdict(self.latencies, (self.float_bytes, self.int8_bytes), lost)
-        alone, first = None if self.native is None else self.native.stock_ms, self.latency
-        if alone is None or first is None or alone <= first.float_ms:
-            return text
-        return f"{text}; without the native library {alone / first.float_ms:.2g}x the time of {self.opponent}"
+        alone = " and ".join(self._alone())
+        return f"{text}; without the native library {alone}" if alone else text
+
+    def _alone(self) -> Iterator[str]:
+        """Yield what is worse than promised without the library of the native operators."""
+        if self.native is None:
+            return
+        alone, first = self.native.stock_ms, self.latency
+        if alone is not None and first is not None and alone > first.float_ms:
+            ratio = alone / first.float_ms
+            yield f"{ratio:.2g}x the time of {self.opponent}" if ratio >= SLOWER else f"as slow as {self.opponent}"
+        if self.native.misses:
+            yield "less accurate than promised"
 
     @property
     def missed_goal(self) -> bool:
@@ -239,7 +249,7 @@ class Result:
                 "corrections": {name: CORRECTIONS[name].summary for name in self.corrections},
             },
             "seconds": dict(self.seconds),
-            "native": self.native and asdict(self.native),
+            "native": self.native and self.native.to_json(),
             "runtime": self.runtime,
             "runtimes": {name: asdict(timed) for name, timed in self.runtimes.items()},
             "promise": self.promise and self.promise.to_json(),
@@ -251,6 +261,8 @@ class Result:
 HELD = frozenset(reason.text for reason in (ALREADY, IN_BLOCKS, INTEGER))
 SLOWEST = 3  # stages whose time is shown
 REASONS = 12  # rows about float nodes; the other nodes are counted
+EXACT = "; with --kernels exact a model computes the same with and without it"
+SLOWER = 1.05  # a smaller ratio of times is told in words
 NAME = 80  # the most characters of the name of a node in a row
 
 
@@ -335,6 +347,8 @@ def _native(result: Result) -> Iterator[Row]:
     if native.stock_ms is not None and result.latency is not None:
         ratio = result.latency.float_ms / native.stock_ms
         yield "", f"without this library {native.stock_ms:.3f} ms: {ratio:.2f}x"
+    if native.stock_promise is not None:
+        yield "", f"without this library {native.stock_promise}{EXACT if native.misses else ''}"
 
 
 def _effort(result: Result) -> Iterator[Row]:
@@ -393,100 +407,20 @@ class NativeUse:
         joined: The number of units (functions and sums) that are one operator with the convolution in front of them.
         library: The library that a program registers, see `requant kernels`; empty if it is not here.
         stock_ms: Minimum time of a run without the library; None if it was not timed.
+        stock_promise: Whether the model keeps the promise of accuracy without the library; None if it was not judged.
     """
 
     units: int
     joined: int
     library: str
     stock_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A model that a search has tried.
-
-    Attributes:
-        price: The price of all noise, as a share of the float model's run time.
-        value: The score.
-        speedup: How many times faster than the float model.
-        int8_units: Units that compute in integers.
-        kept: Whether it keeps the bar.
-        digest: The digest of its plan; equal plans are tried once.
-    """
-
-    price: float
-    value: float
-    speedup: float
-    int8_units: int
-    kept: bool
-    digest: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the point as plain JSON values; numbers that are not finite are null."""
-        return {name: None if value in (math.inf, -math.inf) else value for name, value in asdict(self).items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Frontier:
-    """The models that a search has tried.
-
-    Attributes:
-        metric: The name of the metric.
-        higher_is_better: Whether a higher score is better.
-        before: The float model's score.
-        bar: The score that a model must keep.
-        points: All models that were tried, the fastest first.
-        best: The fastest model that keeps the bar; None where only the float model keeps it.
-        seconds: The duration of the search.
-        done: Whether the search ended before its time was up.
-        same_data: The share of the evaluation data that is calibration data too, 0..1.
-        interrupted: Whether the user interrupted it.
-        unit: The unit of the metric, see `Metric`.
-    """
-
-    metric: str
-    higher_is_better: bool
-    before: float
-    bar: float
-    points: tuple[Point, ...] = ()
-    best: Point | None = None
-    seconds: float = 0.0
-    done: bool = True
-    same_data: float = 0.0
-    interrupted: bool = False
-    unit: str = ""
+    stock_promise: Promise | None = None
 
     @property
-    def frontier(self) -> tuple[Point, ...]:
-        """The points for which no other point is both faster and better, the fastest first."""
-        return undominated(self.points, higher=self.higher_is_better)
-
-    @property
-    def most_accurate(self) -> Point | None:
-        """The point with the best score; None where nothing was tried."""
-        return max(self.points, key=lambda point: point.value if self.higher_is_better else -point.value, default=None)
+    def misses(self) -> bool:
+        """Whether the model misses the promise of accuracy without the library."""
+        return self.stock_promise is not None and not self.stock_promise.kept
 
     def to_json(self) -> dict[str, Any]:
-        """Return the search as plain JSON values."""
-        return {
-            "metric": self.metric,
-            "float": self.before if math.isfinite(self.before) else None,
-            "bar": self.bar if math.isfinite(self.bar) else None,
-            "reached": self.best is not None,
-            "best": self.best and self.best.to_json(),
-            "frontier": [point.to_json() for point in self.frontier],
-            "tried": [point.to_json() for point in self.points],
-            "seconds": self.seconds,
-            "done": self.done,
-            "same_data": self.same_data,
-        }
-
-
-def undominated(points: Sequence[Point], *, higher: bool) -> tuple[Point, ...]:
-    """Return the points that no other point dominates in speed and score, the fastest first."""
-    found: list[Point] = []
-    sign = 1.0 if higher else -1.0
-    for point in sorted(points, key=lambda each: (-each.speedup, -sign * each.value)):
-        if not found or sign * point.value > sign * found[-1].value:
-            found.append(point)
-    return tuple(found)
+        """Return plain JSON values."""
+        return {**asdict(self), "stock_promise": self.stock_promise and self.stock_promise.to_json()}

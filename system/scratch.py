@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from .. import RequantError
 from .notes import SCRATCH, note_folder
 
 try:
@@ -29,6 +30,8 @@ except ImportError:  # Windows: no locks, and nothing is swept
 
 OLD = "old"
 """The folder, in a temporary folder, of files that are put back if their process dies while it replaces them."""
+LEAST_ROOM = 2**20
+"""The least bytes that a disk for temporary files must have."""
 _swept: set[str] = set()
 _exclusive = threading.local()
 
@@ -82,6 +85,21 @@ def scratch_file(folder: str | os.PathLike[str]) -> Iterator[Path]:
             with suppress(FileNotFoundError):
                 os.unlink(each)
         _release(held)
+
+
+def check_room(folder: str | os.PathLike[str] | None = None) -> None:
+    """Refuse a folder for temporary files that has no room for any.
+
+    Args:
+        folder: The folder; None for the system's temporary folder.
+
+    Raises:
+        RequantError: Its disk is full.
+    """
+    place = tempfile.gettempdir() if folder is None else os.fspath(folder)
+    with suppress(OSError):  # making a file in it tells
+        if shutil.disk_usage(place).free < LEAST_ROOM:
+            raise RequantError(f"{place}: no space is left for temporary files; set TMPDIR to another folder")
 
 
 def _new_folder(folder: str, made: list[str]) -> str:

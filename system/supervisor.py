@@ -24,6 +24,8 @@ COMPLETE = "_REQUANT_COMPLETE"
 """The variable with which a shell asks for completions."""
 HELP = frozenset({"-h", "--help"})
 """Help loads no model and cannot crash: it is printed sooner without a child process."""
+NOTICE = 10.0
+"""Seconds after Ctrl-C until the user is told how to end a command that has not ended yet: a run of the runtime may."""
 GRACE = 8.0
 """Seconds that a command has to end after SIGTERM or SIGHUP; container runtimes give 10."""
 CRASH = 2
@@ -138,7 +140,7 @@ class _Watch:
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)  # a signal without a handler writes no byte
         for each in heeded:
             signal.signal(each, self._end)
-        signal.signal(signal.SIGALRM, self._kill)
+        signal.signal(signal.SIGALRM, self._alarm)
         signal.signal(signal.SIGTSTP, self._stop)
         signal.signal(signal.SIGCONT, self._pass_on)
 
@@ -163,8 +165,15 @@ class _Watch:
         if len(self.asked) > 2:
             self._kill(signum, frame)
         self._pass_on(signum, frame)
-        if signum != signal.SIGINT or len(self.asked) == 2:
-            signal.setitimer(signal.ITIMER_REAL, GRACE)
+        patient = signum == signal.SIGINT and len(self.asked) == 1
+        signal.setitimer(signal.ITIMER_REAL, NOTICE if patient else GRACE)
+
+    def _alarm(self, signum: int, frame: FrameType | None) -> None:
+        """Tell that the child has not ended after one Ctrl-C; kill it if its time limit is over."""
+        if len(self.asked) == 1 and self.asked[0][0] == signal.SIGINT:
+            _say("interrupted, and waits for the step that runs; Ctrl-C again ends it")
+        else:
+            self._kill(signum, frame)
 
     def _kill(self, signum: int, frame: FrameType | None) -> None:
         self._pass_on(signal.SIGKILL, frame)

@@ -24,6 +24,7 @@ from requant.calibration.log import is_log, load_log, log_text
 from requant.calibration.overrides import load_overrides
 from requant.cli import main
 from requant.quantize import CheckOptions, Options, calibrate_model, check, log_model, quantize_model
+from requant.quantize.accuracy.frontier import Frontier, Point
 from requant.quantize.gate.blame import changed_layers, explained
 from requant.quantize.gate.judge import judge
 from requant.quantize.gate.lock import load_baseline
@@ -36,7 +37,6 @@ from requant.quantize.project.check import check_options, quantize_arguments
 from requant.quantize.project.file import load_project
 from requant.quantize.report import Recorder, load_record
 from requant.quantize.report.render import render_report
-from requant.quantize.result import Frontier, Point
 from requant.quantize.runtime.compiled_for import KEY, compiled_for, this_machine
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity import cache

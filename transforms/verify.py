@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -148,6 +149,8 @@ def _verify_edges(graph: ir.Graph, owned: set[ir.Graph]) -> None:
     for value in graph.outputs:
         producer = value.producer()
         exists = value.is_graph_input() or value.is_initializer() if producer is None else producer.graph is graph
+        if not exists and not value.name:
+            raise VerifyError("a graph output has no name")
         if not exists:
             raise VerifyError(f"nothing computes the graph output {value.name!r}")
 
@@ -190,24 +193,23 @@ def _verify_attribute(node: ir.Node, attribute: ir.Attr) -> None:
 
 
 def _verify_steps(node: ir.Node) -> None:
-    """Check that a Loop of constant length, whose condition is always true, has at most `MOST_STEPS` steps."""
+    """Check that a Loop whose condition is always true ends, and has at most `MOST_STEPS` steps if that is constant."""
     if node.domain or node.op_type != "Loop" or len(node.inputs) < 2 or "body" not in node.attributes:
         return
     most, body = constant(node.inputs[0]), node.attributes["body"].as_graph()
-    if (
-        most is None
-        or most.dtype is not ir.DataType.INT64
-        or most.size != 1
-        or not body.outputs
-        or len(body.inputs) < 2
-    ):
+    if not body.outputs or len(body.inputs) < 2:
         return
-    steps, goes_on = int(most.numpy().reshape(())), body.outputs[0]
+    counted = most is not None and most.dtype is ir.DataType.INT64 and most.size == 1
+    if node.inputs[0] is not None and not counted:
+        return
+    steps = math.inf if most is None else int(most.numpy().reshape(()))
+    goes_on = body.outputs[0]
     while (maker := goes_on.producer()) is not None and maker.op_type == "Identity" and maker.inputs[0] is not None:
         goes_on = maker.inputs[0]
     begins = node.inputs[1] is None or _is_true(node.inputs[1])
     if steps > MOST_STEPS and (_is_true(goes_on) or (goes_on is body.inputs[1] and begins)):
-        raise VerifyError(f"node {node.name!r} (Loop) runs {steps:,} times, which takes many minutes at least")
+        how = "never ends" if most is None else f"runs {steps:,} times, which takes many minutes at least"
+        raise VerifyError(f"node {node.name!r} (Loop) {how}")
 
 
 def _is_true(value: ir.Value) -> bool:

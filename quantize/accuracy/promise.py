@@ -6,7 +6,8 @@
   at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide. Scores without labels that are
   no probabilities may be an embedding: they must have `PART_DB` besides.
 - Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
-- Any other output: at least `LEAST_DB`, at the lower end of the interval of its SQNR. The part of it that holds smaller
+- Any other output: at least `LEAST_DB`, at the lower end of the interval of its SQNR, which says how sure it is;
+  beside a predicted drop or the perplexity, which are surer, its SQNR counts. The part of it that holds smaller
   quantities, such as the scores beside the boxes of a detector, and scores into a TopK: at least `PART_DB`.
 """
 
@@ -95,7 +96,10 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in scores.items()}}
     others = {name: value for name, value in others.items() if not holds_scores(name)}
     by_part = _by_part(parts) if parts else None
-    low = {name: accuracy.least_db(name) for name in others}
+    judged = (
+        {*others} if accuracy.divergence is not None else {accuracy.class_output} if by_class is not None else set()
+    )
+    low = {name: value if name in judged else accuracy.least_db(name) for name, value in others.items()}
     by_sqnr = _by_sqnr(others, low) if others or (by_class is None and by_part is None) else None
     by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
     found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
@@ -129,7 +133,9 @@ def _by_scores(accuracy: Accuracy) -> Promise | None:
     if high >= POINTS and fine >= FINE_DB:
         place = worst_place({accuracy.class_output: fine})
         return _of_worst(fine, f"{decibels_text(fine)} at {place}", FINE_DB)
-    text = f"predicted drop {100 * accuracy.whole_drop:.2f} points, at most {100 * high:.2f} with 95 % confidence"
+    whole = "" if accuracy.predictions == accuracy.items else " of whole sequences"
+    drop = f"predicted drop {100 * accuracy.whole_drop:.2f} points{whole}"
+    text = f"{drop}, at most {100 * high:.2f} with 95 % confidence"
     kept = high < POINTS
     found = _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
     return found if kept else replace(found, excess=min(found.excess, (_amplitude(fine) / _amplitude(FINE_DB)) ** 2))

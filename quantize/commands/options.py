@@ -27,7 +27,7 @@ from ..options.declared import (
 )
 from ..options.option import Kind, Option
 from ..options.tables import check_value
-from .app import Command, Decorator, is_given, option
+from .app import Command, Decimal, Decorator, Whole, is_given, option
 
 
 def _type(option: Option) -> click.ParamType[Any] | None:
@@ -37,9 +37,9 @@ def _type(option: Option) -> click.ParamType[Any] | None:
     if option.kind is Kind.INTS:
         return click.STRING
     if option.kind is Kind.INT:
-        return click.IntRange(None if option.least is None else int(option.least))
+        return Whole(None if option.least is None else int(option.least))
     if option.kind is Kind.NUMBER:
-        return click.FloatRange(option.least, min_open=option.above)
+        return Decimal(option.least, min_open=option.above)
     return click.Path() if option.metavar == "FILE" else None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
-from .app import PATH, TYPED, Commands, Talking, option, shown_progress, shows_tables
+from .app import PATH, TYPED, Commands, Talking, Whole, option, shown_progress, shows_tables
 from .options import (
     click_option,
     force_option,
@@ -233,7 +233,7 @@ def measure_costs(
 @option(
     "--samples",
     group="data",
-    type=click.IntRange(1),
+    type=Whole(1),
     default=4,
     show_default=True,
     metavar="N",
@@ -242,7 +242,7 @@ def measure_costs(
 @option(
     "--calibration-samples",
     group="data",
-    type=click.IntRange(1),
+    type=Whole(1),
     metavar="N",
     help="Samples for the ranges. [default: all]",
 )

@@ -9,7 +9,7 @@ import click
 
 from ... import RequantError
 from ..options.declared import BATCH, SOURCES
-from .app import PATH, Talking, is_given, option, shown_progress, shows_tables
+from .app import PATH, Decimal, Talking, is_given, option, shown_progress, shows_tables
 from .options import (
     click_option,
     force_option,
@@ -206,7 +206,7 @@ def kernels(as_json: bool) -> None:
 @option(
     "--seconds",
     group="speed",
-    type=click.FloatRange(0, min_open=True),
+    type=Decimal(0, min_open=True),
     default=10.0,
     show_default=True,
     metavar="S",

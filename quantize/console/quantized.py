@@ -11,9 +11,10 @@ from ...calibration.state import Link, summary
 from ...transforms.ops import MS
 from ...transforms.plan import Impl
 from ..accuracy.compare import Comparison
+from ..accuracy.frontier import Frontier
 from ..accuracy.verdict import Row
 from ..placement.costs import Costs
-from ..result import Frontier, Result
+from ..result import Result
 from ..tools.inspect.operators import OperatorFacts
 from .terminal import Terminal, headless, styled, threads_text
 

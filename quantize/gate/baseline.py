@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ... import RequantError, UnknownNameError
+from ...system.numbers import decimal
 from ..accuracy.drop import Allowance, parse_drop
 from ..accuracy.metrics import Metric, Score
 from ..runtime.machine import Machine
@@ -101,10 +102,8 @@ def _number(value: object) -> float | None:
     if not isinstance(value, str):
         return None
     percent = value.strip().endswith("%")
-    try:
-        return float(value.strip().removesuffix("%")) / (100 if percent else 1)
-    except ValueError:
-        return None
+    number = decimal(value.strip().removesuffix("%"))
+    return None if number is None else number / (100 if percent else 1)
 
 
 # ------------------------------------------------------------------------------------------------- measurements

@@ -176,6 +176,8 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
             written to.
     """
     check_path(path, "the output")
+    if os.fspath(path) == "-":
+        raise RequantError("-: nothing is written to standard output; give another name")
     target = Path(path)
     try:
         exists = target.exists()
@@ -195,6 +197,17 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
             pass
     except OSError as error:
         raise RequantError(f"{path}: cannot write to {str(folder)!r}: {reason_of(error)}") from error
+
+
+def check_onnx_output(path: PathLike, source: PathLike, *, force: bool, external: bool = False) -> None:
+    """Refuse a bad path for a model in ONNX format; the arguments are those of `check_output`.
+
+    Raises:
+        RequantError: The name is that of an ORT file, or `check_output` refuses the path.
+    """
+    check_output(path, source, force=force, external=external)
+    if Path(path).suffix.lower() == ".ort":
+        raise RequantError(f"{path}: 'requant compile' makes .ort files of .onnx files; write an .onnx file")
 
 
 def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> None:

@@ -155,7 +155,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
         RequantError: A part is not a whole number, or the sizes are refused.
     """
     parts = [part.strip() for part in text.split(",")]
-    wrong = next((part for part in parts if not re.fullmatch(r"[+-]?[0-9]{1,9}", part)), None)
+    wrong = next((part for part in parts if not re.fullmatch(r"[+-]?[0-9]{1,18}", part)), None)
     if wrong is not None:
         raise RequantError(f"{wrong!r} is not a whole number; write for instance 16, or 1,16")
     sizes = tuple(map(int, parts))

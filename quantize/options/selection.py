@@ -68,6 +68,8 @@ class Selection:
         """
         for name in ("exclude_nodes", "exclude_ops", "include_ops"):
             object.__setattr__(self, name, frozenset(names_of(getattr(self, name), name)))
+        if self.include_ops and self.include_ops <= self.exclude_ops:
+            raise RequantError(f"all included operators are excluded: {', '.join(sorted(self.include_ops))}")
         for strategy in (self.strategy, *self.strategies.values()):
             if strategy not in [*Strategy]:
                 raise UnknownNameError("strategy", str(strategy), [*Strategy])

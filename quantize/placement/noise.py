@@ -58,8 +58,12 @@ class Noises:
 
     @property
     def total(self) -> float:
-        """The noise of all tensors and weights."""
-        return math.fsum((*self.tensors.values(), *self.weights.values()))
+        """The noise of weights, and of all tensors, or of all inputs of products in one form, where that is more.
+
+        There may have been time to try one form alone.
+        """
+        most = max(math.fsum(each.values()) for each in (self.tensors, *self.forms.values()))
+        return most + math.fsum(self.weights.values())
 
     def of_tensor(self, tensor: str) -> float:
         """Return the noise of a tensor that is rounded to uint8."""

@@ -12,6 +12,7 @@ from .min_cut import Item, Problem, cheapest, joined
 from .pricing import (
     OTHER_FORMS,
     Prices,
+    conversions_around,
     dequantize_cost,
     float_time,
     measured,
@@ -107,7 +108,8 @@ def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
     if in_float <= in_int8:
         return Choice(Impl.FLOAT, FLOAT_FASTER.about(in_float, in_int8))
     gain = in_float - in_int8
-    reason = NOISE_COSTS_MORE if noise_around(prices, unit) > gain else CONVERSIONS_COST_MORE
+    by_noise = noise_around(prices, unit) > gain or (prices.noise_price > 0 and conversions_around(prices, unit) < gain)
+    reason = NOISE_COSTS_MORE if by_noise else CONVERSIONS_COST_MORE
     return Choice(Impl.FLOAT, reason.about(gain))
 
 

@@ -192,9 +192,8 @@ def noise_cost(prices: Prices, unit: Unit, impl: Impl) -> float:
     """Return the price of the noise that an implementation of a unit adds, in microseconds; 0 in float."""
     if not prices.noise_price or not impl.int8:
         return 0.0
-    if not prices.noises.tensors:
-        return prices.noise_price * noise(unit, prices.space.facts.nodes)
-    return prices.noise_price * prices.noises.of_unit(unit, impl)
+    known = prices.noises.tensors or prices.noises.forms.get(impl)
+    return prices.noise_price * (prices.noises.of_unit(unit, impl) if known else noise(unit, prices.space.facts.nodes))
 
 
 def noise_around(prices: Prices, unit: Unit) -> float:
@@ -224,6 +223,12 @@ def quantize_cost(prices: Prices, tensor: str) -> float:
 def dequantize_cost(prices: Prices, tensor: str) -> float:
     """Return the estimated cost of a DequantizeLinear, without the change of layout that its reader's cost includes."""
     return max(_conversion(prices, tensor) - prices.layouts.input.get(tensor, 0.0), 0.0)
+
+
+def conversions_around(prices: Prices, unit: Unit) -> float:
+    """Return the estimated cost of the conversions of a unit in integers whose neighbours are all float."""
+    reads = (quantize_cost(prices, tensor) for tensor in {*unit.inputs})
+    return math.fsum((*reads, *(dequantize_cost(prices, tensor) for tensor in {*unit.outputs})))
 
 
 def conversion_costs(prices: Prices, plan: Plan) -> Iterable[float]:

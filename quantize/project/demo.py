@@ -67,7 +67,7 @@ def run_demo(folder: str | os.PathLike[str], *, force: bool = False, progress: P
         raise RequantError(f"{place}: cannot be made: {reason_of(error)}; give the name of a new folder") from error
     model, data, output = place / MODEL, place / DATA, place / INT8
     for path in (model, data, output, plan_path(output), place / REPORT):
-        check_output(path, STORED / MODEL, force=force)
+        check_output(path, STORED / MODEL, force=force or _is_ours(path))
     for path in (model, data):
         write_atomically(path, (STORED / path.name).read_bytes())
     arguments = ["quantize", model, "--data", f"{data}:calib", "-o", output, "--report", place / REPORT, "--force"]
@@ -78,3 +78,12 @@ def run_demo(folder: str | os.PathLike[str], *, force: bool = False, progress: P
         command=shlex.join(["requant", *map(str, arguments)]),
     )
     return Demo(place, request.run(progress))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is the model or the data as a demo that was interrupted wrote it."""
+    stored = STORED / path.name
+    try:
+        return stored.is_file() and path.is_file() and path.read_bytes() == stored.read_bytes()
+    except OSError:
+        return False

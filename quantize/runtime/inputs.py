@@ -63,4 +63,9 @@ def repeated(source: Source, feed: Mapping[str, Array], batch: int) -> dict[str,
         raise RequantError(
             f"input {fixed.name!r} is {fixed}: its first axis is fixed, so the model takes no batch of {batch}"
         )
-    return {name: np.resize(array, (batch, *array.shape[1:])) for name, array in feed.items()}
+    try:
+        return {name: np.resize(array, (batch, *array.shape[1:])) for name, array in feed.items()}
+    except (MemoryError, ValueError) as error:  # ValueError: more bytes than an index counts
+        raise RequantError(
+            f"the inputs of a batch of {batch} do not fit into memory; choose a smaller batch"
+        ) from error

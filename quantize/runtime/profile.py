@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from ... import NATIVE_DOMAIN, RequantError
 from ...calibration.session import ModelSource, describe, open_session
-from ...system.scratch import scratch_folder
+from ...system.scratch import check_room, scratch_folder
 from ...transforms.graph import CONTROL_FLOW
 from .clock import clock_of
 from .macs import NUMBER, accuracy_level, counted_as, multiplies_integers, multiply_accumulates
@@ -145,6 +145,7 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
         RequantError: The model cannot be loaded or run.
     """
     with scratch_folder() as folder:
+        check_room(folder)  # the runtime does not say what it lacks
         optimised = folder / "optimised.onnx"
         session = open_session(model, threads=threads, profile=folder / "profile", save_optimized=optimised)
         run = Runner.over(session, describe(model))

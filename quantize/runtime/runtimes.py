@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ... import RequantError, UnknownNameError
-from ...calibration.session import Array, ModelSource
+from ...calibration.session import Array, ModelSource, describe, open_without_library
 from ...system.given import normalise_fields
 from .machine import Machine
 from .profile import Profile, profiled
@@ -112,7 +112,16 @@ class OnnxRuntime(Runtime):
         return profiled(model, feed, threads=threads, times=times)
 
 
+class WithoutLibrary(OnnxRuntime):
+    """ONNX Runtime in a program that does not register the library of the native operators: their bodies run."""
+
+    def open(self, model: ModelSource, *, threads: int = 0, lean: bool = False) -> Runner:
+        """Load a model; see `Runtime.open`."""
+        return Runner.over(open_without_library(model, threads=threads), describe(model))
+
+
 STOCK = OnnxRuntime()
+BODIES = WithoutLibrary()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ...transforms.graph import nodes_by_name
 from ...transforms.plan import Impl, Plan
 from ...transforms.reasons import ALREADY, INTEGER, other
 from ..accuracy.choices import GIVEN_NOTE, was_given
+from ..accuracy.frontier import Frontier
 from ..job import Candidate, Job, Trial
 from ..model.files import load_model, size_on_disk
 from ..model.metadata import Written, describe_origin
@@ -23,7 +24,7 @@ from ..options.efforts import CORRECTIONS
 from ..placement.batches import compromises
 from ..placement.plan_file import plan_path, save_plan
 from ..placement.reasons import NO_RANGES
-from ..result import FloatNode, Frontier, Result
+from ..result import FloatNode, Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, integer_share
 from ..runtime.timing import Latency

@@ -8,7 +8,7 @@ from dataclasses import fields
 from ...calibration.sources import DataSource, DataSpec
 from ...system.apart import PathLike, check_apart
 from ...system.given import check_path
-from ..model.files import check_output
+from ..model.files import check_onnx_output, check_output
 from ..options.options import Options
 from ..placement.plan_file import plan_path
 
@@ -31,5 +31,5 @@ def check_files(model: PathLike, data: DataSource | None, output: PathLike, opti
     given += [model, options.ranges, options.overrides, options.costs]
     inputs = [each for each in given if isinstance(each, (str, os.PathLike))]
     check_apart({"the output": output, "the plan beside it": plan_path(output)}, inputs)
-    check_output(output, model, force=options.force, external=options.external_data)
+    check_onnx_output(output, model, force=options.force, external=options.external_data)
     check_output(plan_path(output), model, force=options.force)

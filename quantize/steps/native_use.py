@@ -1,15 +1,18 @@
-"""What the native operators of a model are, and how fast the model is without their library."""
+"""What the native operators of a model are, and what the model is without their library: how fast, and how accurate."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from ...calibration.session import describe, native_library, open_without_library
+from ...calibration.session import native_library
+from ..accuracy.promise import Promise
 from ..job import Job, Trial
 from ..kernels.wrap import native_calls
 from ..result import NativeUse
 from ..runtime.clock import race
-from ..runtime.session import Runner
+from ..runtime.runtimes import BODIES
+from .judge import measure_accuracy, promised
 
 SECONDS = 1.0  # how long the model is timed with and without the library
 
@@ -22,17 +25,29 @@ def native_use(job: Job, trial: Trial) -> NativeUse | None:
     library, units = native_library(), [unit for unit in plan.units if plan.impl(unit).native]
     named = {name for unit in units for name in unit.nodes}
     joined = len(units) - sum(call.name in named for call in calls)  # normalizations are no such units
-    return NativeUse(len(units), joined, library or "", None if library is None else _stock_ms(job, trial))
+    if library is None:
+        return NativeUse(len(units), joined, "")
+    return NativeUse(len(units), joined, library, _stock_ms(job, trial), _stock_promise(job, trial))
 
 
 def _stock_ms(job: Job, trial: Trial) -> float | None:
     """Return the minimum time of a run without the library; None if nothing was timed."""
-    source = trial.candidate.source
     if job.feed is None or trial.latency is None:
         return None
     threads = job.options.threads
-    stock = Runner.over(open_without_library(source, threads=threads), describe(source))
-    runs = [partial(run, job.feed) for run in (trial.candidate.sessions.runner(threads), stock)]
+    loaded = (trial.candidate.sessions.runner(threads), BODIES.open(trial.candidate.source, threads=threads))
+    runs = [partial(run, job.feed) for run in loaded]
     with_library, without = race(runs, seconds=min(SECONDS, job.options.seconds), threads=threads)
     # the clock rate may have changed since the latency was measured
     return trial.latency.int8_ms * without.least / with_library.least
+
+
+def _stock_promise(job: Job, trial: Trial) -> Promise | None:
+    """Judge the model without the library, where operators may round less than their bodies; None if nothing judged it.
+
+    A large model is not judged a second time.
+    """
+    if not job.judged or not trial.accuracy.samples or job.weights.large or job.options.kernels == "exact":
+        return None
+    candidate = replace(trial.candidate, runtime=BODIES)
+    return promised(job, measure_accuracy(replace(job, runtime=BODIES), candidate))

@@ -21,12 +21,12 @@ from ...calibration.sources import DataSource, Source
 from ...calibration.stamps import data_stamp
 from ...transforms.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
+from ..accuracy.frontier import Frontier, Point
 from ..accuracy.metrics import Metric, Reference, can_leave, fitted, score, score_with
 from ..accuracy.pair import time_models
 from ..job import Candidate, Evidence, Job, Placement
 from ..placement.measuring import Write
 from ..placement.search import plans_by_price
-from ..result import Frontier, Point
 from ..runtime.inputs import open_data
 from ..runtime.session import Runner
 from .emit import correct, plan_by_rules

@@ -14,7 +14,7 @@ from ...system.given import check_kind, normalise_fields, or_default
 from ...system.printable import one_line
 from ...transforms import Pipeline, StepResult, load_plugins, parse, run
 from ..model.dumps import begin_dumps
-from ..model.files import about, check_output, load_model
+from ..model.files import about, check_onnx_output, load_model
 from ..model.writing import save_model
 from ..runtime.progress import Progress, silent
 
@@ -109,7 +109,7 @@ def transform_model(
     pipeline = parse(transforms) if isinstance(transforms, str) else transforms
     check_kind(pipeline, Pipeline, "transforms must be a text or a Pipeline")
     external = options.external_data or any(step.name == "externalize_weights" for step in pipeline.steps)
-    check_output(output, source, force=options.force, external=external)
+    check_onnx_output(output, source, force=options.force, external=external)
     loaded = [load_model(source, in_place=True)]  # popped below, so that the model is freed once `run` has a copy
     folder = options.dump_dir
     keep = None if folder is None else begin_dumps(folder, pipeline, source, output, force=options.force)

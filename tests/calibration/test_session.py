@@ -11,6 +11,7 @@ import pytest
 
 from requant import RequantError
 from requant.calibration import InputSpec, Serialized, input_specs, open_session
+from requant.calibration.session import LONGEST_MESSAGE, runtime_message
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[N, 3] x, int64[N, 2, ?] ids, string[N] names, bool flag) => (float[N, 3] y)
@@ -152,3 +153,11 @@ def test_external_data_of_bytes_is_looked_for_in_the_folder(tmp_path: Path) -> N
     for source in (data, Serialized(data)):
         with pytest.raises(RequantError, match=r"^the model: .*m\.data"):
             open_session(source)
+
+
+def test_long_names_in_an_error_are_cut() -> None:
+    """The expressions that clean a message take quadratic time."""
+    told = runtime_message(RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {'a' * 10**6} is no operator"))
+    assert told.startswith("aaa")
+    assert told.endswith("is no operator")
+    assert len(told) <= LONGEST_MESSAGE + 5

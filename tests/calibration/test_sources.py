@@ -829,3 +829,10 @@ def test_a_reader_that_exits_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "reader.py").write_text(text + "\n")
     with pytest.raises(RequantError, match="SystemExit: 3"):
         next(iter(open_source(f"{tmp_path / 'reader.py'}:feeds", [X])))
+
+
+def test_an_input_without_a_shape_is_told_from_a_wrong_array(tmp_path: Path) -> None:
+    """The runtime says () of both a number and an input whose shape the model leaves open."""
+    np.savez(tmp_path / "d.npz", x=np.zeros((64, 8), np.float32))
+    with pytest.raises(RequantError, match=r"'x': the model takes one number, or does not say the shape .*\(64, 8\)"):
+        list(open_source(str(tmp_path / "d.npz"), [InputSpec("x", F4, ())]))

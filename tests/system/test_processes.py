@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 from requant import __main__ as program
 from requant.cli import main
-from requant.system import notes, scratch, supervisor
+from requant.system import ending, notes, scratch, supervisor
 from requant.system.imports import forget_empty_paths
 
 from ..texts import without_stages
@@ -91,7 +91,7 @@ SUPERVISED = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
 from requant.system import notes, scratch, stderr, supervisor
-supervisor.GRACE = 0.3
+supervisor.GRACE = supervisor.NOTICE = 0.3
 
 def command():
     Path("child").write_text(str(os.getpid()))
@@ -164,6 +164,21 @@ def test_how_a_command_ends(
     assert re.match(said, error), error
     assert len(error.splitlines()) <= 1
     assert {path.name for path in tmp_path.iterdir()} == {"child"}
+
+
+def test_an_interrupt_that_nothing_heeds_says_how_to_end(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start(STUCK)
+    wait_for((tmp_path / "begun").exists)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    told = process.stderr.readline()
+    assert told == "requant: interrupted, and waits for the step that runs; Ctrl-C again ends it\n"
+    time.sleep(2 * ending.TOGETHER)  # signals that come together count as one
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "requant: interrupted\n")
 
 
 def test_a_command_that_does_not_listen_is_killed(

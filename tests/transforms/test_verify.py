@@ -130,12 +130,19 @@ def test_a_loop_that_takes_long_is_refused(going: str, ending: str) -> None:
         verify(ir.from_onnx_text(loop(going=going, ending=ending)))
 
 
+@pytest.mark.parametrize("ending", ["Identity(going)", "Identity(yes)"])
+def test_a_loop_that_never_ends_is_refused(ending: str) -> None:
+    with pytest.raises(VerifyError, match=r"node 'loop' \(Loop\) never ends"):
+        verify(ir.from_onnx_text(loop(times="", ending=ending)))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"steps": MOST_STEPS},
         {"times": "any"},
-        {"times": ""},
+        {"times": "", "ending": "Not(going)"},
+        {"times": "", "going": "flag"},
         {"going": "no"},
         {"going": "flag"},
         {"ending": "Not(going)"},

@@ -316,6 +316,15 @@ def test_what_is_nearest_to_its_limit_is_told() -> None:
     )
 
 
+def test_the_interval_of_an_sqnr_does_not_count_beside_a_surer_judge() -> None:
+    sequence = replace(SCORES, sqnr_db={"y": 21.0}, low_db={"y": 19.0}, predictions=640)
+    assert promise(sequence).kept
+    assert not promise(replace(sequence, sqnr_db={"y": 19.0})).kept
+    assert not promise(replace(sequence, sqnr_db={"y": 21.0, "z": 21.0}, low_db={"y": 19.0, "z": 19.0})).kept
+    tokens = Accuracy(16, None, {"y": 21.0}, low_db={"y": 19.0}, divergence=1e-3)
+    assert promise(tokens).kept
+
+
 def test_the_interval_of_an_sqnr_is_told() -> None:
     found = promise(Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}))
     text = "21.4 dB at the worst output, at least 19.8 dB with 95 % confidence, 20 dB are needed"

@@ -74,6 +74,25 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
         {"native": NativeUse(4, 0, "lib.so", 2.5)},
         "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data)",
     ),
+    "as slow without the library": (
+        {"native": NativeUse(4, 0, "lib.so", 2.95)},
+        "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data); without the native library as slow as "
+        + "float",
+    ),
+    "less accurate without the library": (
+        {"native": NativeUse(4, 0, "lib.so", 2.5, promise(Accuracy(64, None, {"y": 17.8})))},
+        "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data); without the native library less "
+        + "accurate than promised",
+    ),
+    "worse without the library": (
+        {"native": NativeUse(4, 0, "lib.so", 3.5, promise(Accuracy(64, None, {"y": 17.8})))},
+        "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data); without the native library 1.2x "
+        + "the time of float and less accurate than promised",
+    ),
+    "as good without the library": (
+        {"native": NativeUse(4, 0, "lib.so", 2.5, promise(Accuracy(64, None, {"y": 22.8})))},
+        "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data)",
+    ),
     "little simplification": (
         {"latencies": (replace(FAST, simple_ms=2.6),)},
         "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data)",

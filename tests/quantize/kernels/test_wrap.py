@@ -437,7 +437,13 @@ def test_a_model_with_functions_computes_the_same_with_and_without_the_library(
     assert native.native is not None
     assert (native.native.units, native.native.joined > 0) == (native.forms["u8->u8 native"], True)
     assert native.native.stock_ms is not None
+    assert native.native.stock_promise is None  # the operators compute what their bodies compute
     assert native.to_json()["native"]["library"] == os.fspath(OPERATORS)
+    fused = quantize_model(DIGITS, DATA, tmp_path / "fused.onnx", Options(kernels="native", **asked))
+    assert fused.native is not None
+    assert fused.native.stock_promise is not None
+    assert "without this library " + str(fused.native.stock_promise) in str(fused)
+    assert fused.to_json()["native"]["stock_promise"]["kept"] is fused.native.stock_promise.kept
     assert "see 'requant kernels'" in str(native)
     assert native.accuracy.worst_sqnr_db == pytest.approx(stock.accuracy.worst_sqnr_db, abs=0.5)
     x = np.load(ROOT / "sample_models/digits.npz")

@@ -429,6 +429,7 @@ REFUSED = {
     "1,many": "'many' is not a whole number; write for instance 16, or 1,16",
     "1,": "'' is not a whole number",
     "1.5": "'1.5' is not a whole number",
+    "1000000000000": "batch must be at most",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,7 @@ def test_weights_in_int8_add_their_noise_in_every_form_but_blocks() -> None:
     found = {impl: noises.of_unit(PRODUCT, impl) for impl in (Impl.FLOAT, Impl.U8, Impl.DYNAMIC, Impl.BLOCK)}
     assert found == {Impl.FLOAT: 0.0, Impl.U8: pytest.approx(0.6), Impl.DYNAMIC: pytest.approx(0.41), Impl.BLOCK: 0.0}
     assert noises.total == pytest.approx(0.7)
+    assert replace(noises, tensors={}).total == pytest.approx(0.41)  # there was time to try products alone
     choices = {"lookup": Choice(Impl.FLOAT), "shape": Choice(Impl.FLOAT)}
     of_plans = [
         noises.of_plan(Plan((LOOKUP, PRODUCT, SHAPE), {**choices, "product": Choice(impl)}))

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from requant import UnknownNameError
+from requant import RequantError, UnknownNameError
 from requant.quantize import Selection, Strategy, choose
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.noise import Noises
@@ -635,6 +635,11 @@ def test_excluded_nodes_stay_float_with_what_they_absorb() -> None:
         assert impls(plan)["second"] is impls(plan)["clip"] is FLOAT
         assert reason(plan, "second") == "excluded by name"
         assert impls(plan)["third"] is U8
+
+
+def test_not_all_included_operators_are_excluded() -> None:
+    with pytest.raises(RequantError, match="all included operators are excluded: Conv, Gemm"):
+        Selection(include_ops=frozenset({"Conv", "Gemm"}), exclude_ops=frozenset({"Conv", "Gemm", "MatMul"}))
 
 
 def test_excluded_and_included_operators() -> None:

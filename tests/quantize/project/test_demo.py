@@ -56,6 +56,17 @@ def test_the_demo_overwrites_no_file(tmp_path: Path, name: str) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
 
 
+def test_the_same_demo_goes_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("requant.quantize.project.request.Request.run", interrupt)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            demo.run_demo(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"digits.onnx", "digits.npz"}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("int8_wins")
 def test_the_demo_overwrites_where_it_is_told_to(tmp_path: Path) -> None:

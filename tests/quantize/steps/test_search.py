@@ -24,8 +24,8 @@ from requant.calibration import DataSpec, Execution, input_specs, open_session, 
 from requant.cli import main
 from requant.quantize import Goal, Options, Point, search_model
 from requant.quantize.accuracy.drop import parse_drop
+from requant.quantize.accuracy.frontier import Frontier, undominated
 from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
-from requant.quantize.result import Frontier, undominated
 from requant.quantize.runtime.runtimes import STOCK
 from requant.quantize.steps import search as frontier
 from requant.transforms.plan import Plan
