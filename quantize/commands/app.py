@@ -246,6 +246,18 @@ class Commands(_InSection, click.Group):
         except click.UsageError as error:
             raise _refused(error) from error
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name.
+
+        Raises:
+            UnknownNameError: There is none.
+        """
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise UnknownNameError("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line, and keep its text for reports."""
         ctx.meta.setdefault(TYPED, shlex.join(["requant", *args]))

@@ -236,7 +236,15 @@ def _data_files(path: Path) -> list[Path]:
     except RequantError:  # not a model; loading it reports the reason
         return []
     files = {Path(path.parent, location) for location in locations(proto)} - {path}
-    return sorted(file for file in files if file.is_file())
+    return sorted(file for file in files if _is_file(file))
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file; False for a name that the file system refuses, which loading the model reports."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def size_on_disk(path: PathLike) -> int:

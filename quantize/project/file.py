@@ -10,6 +10,7 @@ from typing import Any
 
 from ... import RequantError
 from ...calibration.decoding import load_toml
+from ...system.given import check_path
 from ..gate.lock import check_writable
 from ..options.declared import BASELINE, CHECK, QUANTIZE
 from ..options.option import Kind, Option
@@ -115,6 +116,8 @@ def requested_project(path: str | os.PathLike[str] | None, values: Mapping[str, 
         missing = next((name for name in ("float", "model", "data") if name not in values), None)
         if missing is not None:
             raise RequantError(f"give a {NAME}, or --float FLOAT --model INT8 --data SRC: --{missing} is missing")
+    if path is not None:
+        check_path(path, "the project")
     if path is not None and Path(path).suffix == ".onnx":
         raise RequantError(f"{os.fspath(path)}: a model, and no {NAME}; check a pair with --float FLOAT --model INT8")
     project = Project(path=None, model="", output="") if path is None else load_project(path)

@@ -361,7 +361,8 @@ def _unused(job: Job, plan: Plan) -> list[str]:
 
 def _deviations(job: Job, plan: Plan, runs: tuple[KernelRun, ...]) -> list[str]:
     """Return a note for each unit with another kernel than planned."""
-    if not job.policy.timed:  # the model is not written for the kernels of this runtime
+    # a model for another runtime has other kernels, and one that requant wrote has its integers already
+    if not job.policy.timed or is_finished(job.simple):
         return []
     owners, planned = Owners(job.simple, plan.units), {u.name for u in plan.units if plan.impl(u).reads_u8}
     floats = {owners.owner(run): run for run in runs if run.macs and not run.integer}

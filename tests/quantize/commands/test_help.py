@@ -61,6 +61,12 @@ def test_help_is_the_help_of_the_command(names: tuple[str, ...]) -> None:
     assert shown("help", *names) == shown(*names, "--help")
 
 
+def test_an_unknown_command_names_similar_ones() -> None:
+    done = CliRunner().invoke(main, ["quantise", "model.onnx"])
+    assert done.exit_code == 2
+    assert done.stderr == "requant: no command named 'quantise'; did you mean 'quantize'?\n"
+
+
 def test_help_of_an_unknown_command_names_similar_ones() -> None:
     for words in (["quantise"], ["costs", "shaw"], ["ops", "more"]):
         done = CliRunner().invoke(main, ["help", *words])

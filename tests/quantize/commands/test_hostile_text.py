@@ -285,7 +285,7 @@ def test_what_is_asked_for_is_refused_in_one_line(text: str) -> None:
     assert refused("ops", f"x{text}")[:18] == "requant: no operat"
     assert refused("inspect", f"none{text.replace(chr(0), '')[:200]}")[:13] == "requant: none"
     assert refused(f"--{text}").endswith("(see 'requant --help')")
-    assert refused(f"x{text}").endswith("(see 'requant --help')")
+    assert refused(f"x{text}").startswith("requant: no command named 'x")
     assert refused("inspect", "--shape", f"{text}", "m.onnx")
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import onnx
@@ -157,6 +157,11 @@ def test_an_empty_output_is_refused(tmp_path: Path) -> None:
     assert 'output = ""' in text
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith("requant: ")
+
+
+def test_a_project_is_a_path() -> None:
+    with pytest.raises(RequantError, match="the project must be"):
+        check_project(cast(Any, 5))
 
 
 def test_an_absent_project_says_how_to_write_one(tmp_path: Path) -> None:

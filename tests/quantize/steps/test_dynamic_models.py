@@ -97,7 +97,7 @@ def test_it_becomes_float_where_its_ranges_ruin_the_outputs(
     dynamic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
 ) -> None:
     set_latency(monkeypatch, float_ms=1.0, int8_ms=1.0)
-    monkeypatch.setattr("requant.quantize.steps.deliver.RUINED_DB", 200.0)
+    monkeypatch.setattr("requant.quantize.steps.deliver.LEAST_GIVEN_DB", 200.0)
     result, found = quantized(dynamic, tmp_path / "q.onnx")
     assert not AT_RUN_TIME & found.keys()
     assert result.int8_nodes == 0
