@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
+from ...system.printable import one_line
 from ...transforms.graph import constant, is_float32
 from ...transforms.inference import inferred
 from .choices import (
@@ -21,6 +22,7 @@ from .choices import (
 from .given_choices import given_choices, layered_choices, outputs_behind, readers_of
 from .outputs import Accuracy
 
+NAME = 60  # the most characters of the name of an output in a sentence
 RANKS = ("TopK", "Equal")  # operators that compare the scores of a detector, and read nothing else
 SAME_SCORES = frozenset({"ReduceMax", "Sigmoid", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 """Operators whose result holds the scores, or the best ones, of their input."""
@@ -119,9 +121,9 @@ def holds_scores(label: str) -> bool:
 
 
 def worst_place(sqnr_db: Mapping[str, float]) -> str:
-    """Return where the SQNR is worst, in words: an output, or what is compared in its place by its label."""
+    """Return where the SQNR is worst: one of several outputs by name, or what is compared in its place by its label."""
     worst = min(sqnr_db, key=sqnr_db.__getitem__, default="")
-    return worst if " (into " in worst else "the worst output"
+    return one_line(worst, NAME) if " (into " in worst or len(sqnr_db) > 1 else "the output"
 
 
 def _ranked(model: ir.Model, known: Mapping[str, ir.Value]) -> dict[ir.Value, str]:

@@ -310,10 +310,7 @@ def test_positions_are_spread(total: int, count: int) -> None:
 def test_what_is_nearest_to_its_limit_is_told() -> None:
     whole = Accuracy(8, None, {"y": 30.0}, parts_db={"y": ("[:, 4:]", 16.0)})
     assert promise(whole).text == "16.0 dB at y[:, 4:], 15 dB are needed"
-    assert (
-        promise(replace(whole, parts_db={"y": ("[:, 4:]", 29.0)})).text
-        == "30.0 dB at the worst output, 20 dB are needed"
-    )
+    assert promise(replace(whole, parts_db={"y": ("[:, 4:]", 29.0)})).text == "30.0 dB at the output, 20 dB are needed"
 
 
 def test_the_interval_of_an_sqnr_does_not_count_beside_a_surer_judge() -> None:
@@ -327,7 +324,7 @@ def test_the_interval_of_an_sqnr_does_not_count_beside_a_surer_judge() -> None:
 
 def test_the_interval_of_an_sqnr_is_told() -> None:
     found = promise(Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}))
-    text = "21.4 dB at the worst output, at least 19.8 dB with 95 % confidence, 20 dB are needed"
+    text = "21.4 dB at y, at least 19.8 dB with 95 % confidence, 20 dB are needed"
     assert (found.text, found.kept) == (text, False)
     assert found.excess == pytest.approx(10**0.02)  # 0.2 dB
 
@@ -372,4 +369,4 @@ def test_what_is_compared_in_place_of_an_output_is_named() -> None:
     found = Accuracy(3, None, {"scores (into ArgMax)": 34.9, "y": 40.0})
     assert promise(found).text == "34.9 dB at scores (into ArgMax), 20 dB are needed"
     assert answers_lost(found, "here") == "SQNR 34.9 dB at scores (into ArgMax) (here)"
-    assert promise(replace(found, sqnr_db={"y": 40.0})).text == "40.0 dB at the worst output, 20 dB are needed"
+    assert promise(replace(found, sqnr_db={"y": 40.0})).text == "40.0 dB at the output, 20 dB are needed"

@@ -101,14 +101,14 @@ def test_the_table_the_first_line_and_the_json_name_it() -> None:
     assert found.worst_sqnr_db > 20
     shown = f"{found.worst_sample.sqnr_db:.1f} dB"
     assert f"worst sample: SQNR {shown} at y: clip 59" in table(found)
-    assert answers_lost(found, "data").endswith(f"at the worst output, {shown} at the worst sample (data)")
+    assert answers_lost(found, "data").endswith(f"at the output, {shown} at the worst sample (data)")
     assert accuracy_json(found)["worst_sample"] == {
         "where": "clip 59",
         "output": "y",
         "sqnr_db": found.worst_sample.sqnr_db,
     }
     better = replace(found, worst_sample=replace(found.worst_sample, sqnr_db=30.0))
-    assert answers_lost(better, "data").endswith("at the worst output (data)")
+    assert answers_lost(better, "data").endswith("at the output (data)")
     none = replace(found, worst_sample=None)
     assert not [row for row in table(none) if row.startswith("worst")]
     assert accuracy_json(none)["worst_sample"] is None

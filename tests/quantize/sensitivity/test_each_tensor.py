@@ -263,7 +263,7 @@ def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch
     ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", Options())
     assert ruined.rejected is not None  # nothing mended it: not kept, however fast
     assert ruined.rejected[0].worst_sqnr_db < RUIN_DB < mended.accuracy.worst_sqnr_db
-    assert "dB at the worst output, 20 dB are needed: the output is the simplified float model" in ruined.why_not
+    assert "dB at the output, 20 dB are needed: the output is the simplified float model" in ruined.why_not
     kept = {node.name: node.reason for node in mended.float_nodes}
     assert set(kept) == {"second", "third"}
     assert all("'b' alone leaves" in reason for reason in kept.values())
