@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from requant import RequantError
-from requant.calibration import load_ranges, parse_rule, save_ranges
+from requant.calibration import DataSpec, load_ranges, parse_rule, save_ranges
 from requant.calibration.files import merge_files
 from requant.calibration.log import is_log, load_log, log_text
 from requant.calibration.overrides import load_overrides
@@ -346,7 +346,9 @@ def test_a_search_with_a_damaged_state_begins_anew(
     metric, state = SimpleNamespace(higher_is_better=True), tmp_path / "q.onnx.search.json"
     frontier = Frontier("sqnr", True, math.inf, 20.0)
     goal = SimpleNamespace(metric=metric)
-    walk: Any = SimpleNamespace(state=state, goal=goal, frontier=frontier, plan_at=lambda price: f"plan at {price}")
+    source = SimpleNamespace(reference=DataSpec("a.npz"))
+    walk: Any = SimpleNamespace(state=state, goal=goal, frontier=frontier, source=source)
+    walk.plan_at = lambda price: f"plan at {price}"
     point = Point(0.1, math.inf, 2.0, 3, True, "plan at 0.1")
     walk.frontier = replace(frontier, points=(point,))
     search._remember(walk)
@@ -403,4 +405,4 @@ def test_options_of_a_project_are_checked_when_it_is_read(tmp_path: Path, line: 
 
 def test_numbers_on_the_command_line_are_finite() -> None:
     result = CliRunner().invoke(main, ["quantize", "m.onnx", "-o", "q.onnx", "--lambda", "nan"])
-    assert (result.exit_code, "must be at least 0" in result.stderr) == (2, True)
+    assert (result.exit_code, "'nan' is not a number" in result.stderr) == (2, True)
