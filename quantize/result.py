@@ -151,7 +151,7 @@ class Result:
         return f"{text}; without the native library {alone}" if alone else text
 
     def _alone(self) -> Iterator[str]:
-        """Yield what is worse than promised without the library of the native operators."""
+        """Yield what is worse without the native library: the time, and a missed promise of accuracy."""
         if self.native is None:
             return
         alone, first = self.native.stock_ms, self.latency

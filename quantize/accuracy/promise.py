@@ -6,15 +6,14 @@
   at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide. Scores without labels that are
   no probabilities may be an embedding: they must have `PART_DB` besides.
 - Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
-- Any other output: at least `LEAST_DB`, at the lower end of the interval of its SQNR, which says how sure it is;
-  beside a predicted drop or the perplexity, which are surer, its SQNR counts. The part of it that holds smaller
+- Any other output: at least `LEAST_DB`, at the lower end of the interval of its SQNR. The part of it that holds smaller
   quantities, such as the scores beside the boxes of a detector, and scores into a TopK: at least `PART_DB`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,11 +95,9 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in scores.items()}}
     others = {name: value for name, value in others.items() if not holds_scores(name)}
     by_part = _by_part(parts) if parts else None
-    judged = (
-        {*others} if accuracy.divergence is not None else {accuracy.class_output} if by_class is not None else set()
-    )
-    low = {name: value if name in judged else accuracy.least_db(name) for name, value in others.items()}
-    by_sqnr = _by_sqnr(others, low) if others or (by_class is None and by_part is None) else None
+    nothing_else = by_class is None and by_part is None
+    low = _low_db(accuracy, others, by_class)
+    by_sqnr = _by_sqnr(others, low) if others or nothing_else else None
     by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
     found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
     nearest = max((each for each in found if each.judge == found[0].judge), key=lambda each: each.excess)
@@ -172,6 +169,17 @@ def _by_divergence(nats: float) -> Promise:
     growth = f"+{math.expm1(nats):.2%}" if nats < 1 else "more than doubled"
     text = f"perplexity {growth} on text of the float model's own, {SHARE:.2%} are allowed"
     return Promise("perplexity", ratio <= 1, text, math.sqrt(ratio) * _amplitude(LEAST_DB), ratio)
+
+
+def _low_db(accuracy: Accuracy, outputs: Iterable[str], by_class: Promise | None) -> dict[str, float]:
+    """Return the SQNR that must not be too low of each output, in dB: the lower end of its interval.
+
+    Where the classes or the tokens of an output are judged, it is the SQNR itself: their intervals say how sure it is.
+    """
+    if accuracy.divergence is not None:
+        return {name: accuracy.sqnr_db[name] for name in outputs}
+    judged = accuracy.class_output if by_class is not None else None
+    return {name: accuracy.sqnr_db[name] if name == judged else accuracy.least_db(name) for name in outputs}
 
 
 def _by_sqnr(sqnr_db: Mapping[str, float], low_db: Mapping[str, float]) -> Promise:

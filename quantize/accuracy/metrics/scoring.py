@@ -23,6 +23,7 @@ from .named import Metric, own_value
 ROOM = 2**29  # bytes of the reference's outputs to keep for the next model
 MOST = 2**22  # with more items, the items of one entry are added up
 NOTHING: Mapping[str, Array] = {}
+NO_LABELS = "without labels, the next tokens of the input count, with padding that no attention_mask masks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +122,7 @@ class Scorer:
             raise NothingCountsError(f"{metric.name}: no item of {self._samples} samples has a label that counts")
         notes: tuple[str, ...] = ()
         if metric.labels == "used" and not self._labelled:
-            told = (
-                "without labels, the model predicts the next tokens of the input; padding counts unless attention_mask"
-            )
-            notes = (f"{metric.name}: {told} masks it",)
+            notes = (f"{metric.name}: {NO_LABELS}",)
         own = len(np.unique(rows)) == len(rows)
         return Score(metric, metric.of(parts), parts, None if own else rows, self._samples, notes)
 
