@@ -11,7 +11,6 @@ from typing import TypeAlias
 from .. import RequantError
 from ..calibration.sources import DataSource
 from ..system.given import or_default
-from ..system.scratch import check_room
 from .job import Evidence
 from .model.files import staging
 from .options.declared import AUTO
@@ -67,7 +66,6 @@ def quantize_model(
     if options.runtime == AUTO:
         raise RequantError(f"quantize_model is for one runtime; quantize_fastest is for runtime={AUTO!r}")
     check_files(model, data, output, options)
-    check_room()
     own = options.plan is not None and os.path.realpath(options.plan) == os.path.realpath(plan_path(output))
     if own and not options.force_int8:  # a float model would overwrite it
         raise RequantError(f"{options.plan}: the plan of {output} is written to this path; rename the edited plan")

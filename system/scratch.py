@@ -87,16 +87,13 @@ def scratch_file(folder: str | os.PathLike[str]) -> Iterator[Path]:
         _release(held)
 
 
-def check_room(folder: str | os.PathLike[str] | None = None) -> None:
-    """Refuse a folder for temporary files that has no room for any.
-
-    Args:
-        folder: The folder; None for the system's temporary folder.
+def check_room() -> None:
+    """Check that the system's folder for temporary files has room for some.
 
     Raises:
         RequantError: Its disk is full.
     """
-    place = tempfile.gettempdir() if folder is None else os.fspath(folder)
+    place = tempfile.gettempdir()
     with suppress(OSError):  # making a file in it tells
         if shutil.disk_usage(place).free < LEAST_ROOM:
             raise RequantError(f"{place}: no space is left for temporary files; set TMPDIR to another folder")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from ... import RequantError, UnknownNameError
 from ...system.apart import check_apart
 from ...system.ending import BROKEN_PIPE, interrupt_behind, interrupted_by, interruption
 from ...system.notes import also_written, forget, note
-from ...system.numbers import decimal
 from ...system.printable import sentence
 from ...system.regular import check_file
 from ..options.option import GROUPS
@@ -75,30 +73,6 @@ def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
-
-
-class Whole(click.IntRange):
-    """A whole number of ASCII digits, from a least one on; Python reads other digits and ``1_0`` too."""
-
-    name = "whole number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number."""
-        if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value.strip()):
-            self.fail(f"{value!r} is not a whole number.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class Decimal(click.FloatRange):
-    """A number of ASCII digits."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number."""
-        if isinstance(value, str) and decimal(value.strip()) is None:
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 class Grouped(click.Option):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ... import RequantError
-from ...system.numbers import whole_number
+from ...system.numbers import decimal, whole_number
 from ..options.declared import (
     CALIBRATION,
     DATA,
@@ -27,7 +27,31 @@ from ..options.declared import (
 )
 from ..options.option import Kind, Option
 from ..options.tables import check_value
-from .app import Command, Decimal, Decorator, Whole, is_given, option
+from .app import Command, Decorator, is_given, option
+
+
+class Whole(click.IntRange):
+    """A whole number of ASCII digits, from a least one on; Python reads other digits and ``1_0`` too."""
+
+    name = "whole number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]+", value.strip()):
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Decimal(click.FloatRange):
+    """A number of ASCII digits."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        if isinstance(value, str) and decimal(value.strip()) is None:
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def _type(option: Option) -> click.ParamType[Any] | None:

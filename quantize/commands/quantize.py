@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
-from .app import PATH, TYPED, Commands, Talking, Whole, option, shown_progress, shows_tables
+from .app import PATH, TYPED, Commands, Talking, option, shown_progress, shows_tables
 from .options import (
+    Whole,
     click_option,
     force_option,
     given_options,

@@ -9,8 +9,9 @@ import click
 
 from ... import RequantError
 from ..options.declared import BATCH, SOURCES
-from .app import PATH, Decimal, Talking, is_given, option, shown_progress, shows_tables
+from .app import PATH, Talking, is_given, option, shown_progress, shows_tables
 from .options import (
+    Decimal,
     click_option,
     force_option,
     json_option,

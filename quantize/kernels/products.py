@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ...transforms.fuse_gelu import find_gelu
 from ...transforms.graph import Shape, constant, sole_reader
+from ...transforms.ops import MS, key
 from ...transforms.plan import Unit
 from .calls import Call
 from .wrap import put_calls
@@ -49,6 +50,14 @@ FORMS: Mapping[str, Form] = {
 FUNCTION = "function"
 RELU, GELU, GELU_BY_TANH, SILU = 1, 2, 3, 4
 """Values of the attribute ``function``."""
+NUMBERS = {
+    "Relu": RELU,
+    "Gelu": GELU,
+    f"{MS}.Gelu": GELU,
+    f"{MS}.FastGelu": GELU_BY_TANH,
+    f"{MS}.QuickGelu": SILU,
+}
+"""By operator: the number of the function that it computes."""
 GATED = "gated"
 """The attribute that says that the residual is a gate: a factor."""
 
@@ -118,18 +127,14 @@ def _functions(model: ir.Model) -> dict[ir.Value, _Function]:
 
 def _number(node: ir.Node) -> int:
     """Return the number of the function that a node computes of its first input; 0 for another function."""
-    match node.domain, node.op_type:
-        case "", "Relu":
-            return RELU
-        case "", "Gelu":
-            return GELU_BY_TANH if node.attributes.get_string("approximate", "none") == "tanh" else GELU
-        case "com.microsoft", "Gelu":
-            return GELU
-        case "com.microsoft", "FastGelu":
-            return GELU_BY_TANH if len(node.inputs) == 1 else 0  # a second input is a bias
-        case "com.microsoft", "QuickGelu":
-            return SILU if node.attributes.get_float("alpha", 0) == 1 else 0  # without it alpha is 1.702
-    return 0
+    operator = key(node)
+    if operator == "Gelu" and node.attributes.get_string("approximate", "none") == "tanh":
+        return GELU_BY_TANH
+    if operator == f"{MS}.FastGelu" and len(node.inputs) > 1:  # the second input is a bias
+        return 0
+    if operator == f"{MS}.QuickGelu" and node.attributes.get_float("alpha", 0) != 1:  # without it alpha is 1.702
+        return 0
+    return NUMBERS.get(operator, 0)
 
 
 def _silu(sigmoid: ir.Node) -> _Function | None:

@@ -144,8 +144,8 @@ def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, t
     Raises:
         RequantError: The model cannot be loaded or run.
     """
+    check_room()  # the runtime does not say what it lacks
     with scratch_folder() as folder:
-        check_room(folder)  # the runtime does not say what it lacks
         optimised = folder / "optimised.onnx"
         session = open_session(model, threads=threads, profile=folder / "profile", save_optimized=optimised)
         run = Runner.over(session, describe(model))

@@ -8,13 +8,14 @@ from dataclasses import fields
 from ...calibration.sources import DataSource, DataSpec
 from ...system.apart import PathLike, check_apart
 from ...system.given import check_path
+from ...system.scratch import check_room
 from ..model.files import check_onnx_output, check_output
 from ..options.options import Options
 from ..placement.plan_file import plan_path
 
 
 def check_files(model: PathLike, data: DataSource | None, output: PathLike, options: Options) -> None:
-    """Refuse an output that cannot be written, or that would overwrite an input.
+    """Refuse an output that cannot be written, or that would overwrite an input, and a full disk for temporary files.
 
     Args:
         model: Path of the float model.
@@ -23,7 +24,7 @@ def check_files(model: PathLike, data: DataSource | None, output: PathLike, opti
         options: The options, of which some name files.
 
     Raises:
-        RequantError: As for `check_output` and `check_apart`.
+        RequantError: As for `check_output`, `check_apart` and `check_room`.
     """
     check_path(model, "the model")
     check_path(output, "the output")
@@ -33,3 +34,4 @@ def check_files(model: PathLike, data: DataSource | None, output: PathLike, opti
     check_apart({"the output": output, "the plan beside it": plan_path(output)}, inputs)
     check_onnx_output(output, model, force=options.force, external=options.external_data)
     check_output(plan_path(output), model, force=options.force)
+    check_room()

@@ -7,7 +7,7 @@ from functools import partial
 
 from ...calibration.session import native_library
 from ..accuracy.promise import Promise
-from ..job import Job, Trial
+from ..job import Candidate, Job, Trial
 from ..kernels.wrap import native_calls
 from ..result import NativeUse
 from ..runtime.clock import race
@@ -27,27 +27,32 @@ def native_use(job: Job, trial: Trial) -> NativeUse | None:
     joined = len(units) - sum(call.name in named for call in calls)  # normalizations are no such units
     if library is None:
         return NativeUse(len(units), joined, "")
-    return NativeUse(len(units), joined, library, _stock_ms(job, trial), _stock_promise(job, trial))
+    stock = replace(trial.candidate, runtime=BODIES)
+    return NativeUse(len(units), joined, library, _stock_ms(job, trial, stock), _stock_promise(job, trial, stock))
 
 
-def _stock_ms(job: Job, trial: Trial) -> float | None:
-    """Return the minimum time of a run without the library; None if nothing was timed."""
+def _stock_ms(job: Job, trial: Trial, stock: Candidate) -> float | None:
+    """Return the minimum time of a run without the library; None if nothing was timed.
+
+    Args:
+        job: The job.
+        trial: The model with its latency.
+        stock: The model as a runtime without the library runs it.
+    """
     if job.feed is None or trial.latency is None:
         return None
     threads = job.options.threads
-    loaded = (trial.candidate.sessions.runner(threads), BODIES.open(trial.candidate.source, threads=threads))
-    runs = [partial(run, job.feed) for run in loaded]
+    runs = [partial(each.sessions.runner(threads), job.feed) for each in (trial.candidate, stock)]
     with_library, without = race(runs, seconds=min(SECONDS, job.options.seconds), threads=threads)
     # the clock rate may have changed since the latency was measured
     return trial.latency.int8_ms * without.least / with_library.least
 
 
-def _stock_promise(job: Job, trial: Trial) -> Promise | None:
-    """Judge the model without the library, where operators may round less than their bodies; None if nothing judged it.
+def _stock_promise(job: Job, trial: Trial, stock: Candidate) -> Promise | None:
+    """Judge the model without the library: bodies round where native operators do not.
 
-    A large model is not judged a second time.
+    The arguments are those of `_stock_ms`. None if nothing judged the model, or if it is large: that takes minutes.
     """
     if not job.judged or not trial.accuracy.samples or job.weights.large or job.options.kernels == "exact":
         return None
-    candidate = replace(trial.candidate, runtime=BODIES)
-    return promised(job, measure_accuracy(replace(job, runtime=BODIES), candidate))
+    return promised(job, measure_accuracy(replace(job, runtime=BODIES), stock))

@@ -53,9 +53,9 @@ class Scratch {
 
   // The same for values of another type.
   template <class T>
-  T* all(int64_t count) { return reinterpret_cast<T*>(bytes(count * static_cast<int64_t>(sizeof(T)))); }
+  T* values(int64_t count) { return reinterpret_cast<T*>(bytes(count * static_cast<int64_t>(sizeof(T)))); }
 
-  float* floats(int64_t count) { return all<float>(count); }
+  float* floats(int64_t count) { return values<float>(count); }
 
  private:
   Aligned<uint8_t> bytes_;

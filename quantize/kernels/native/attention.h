@@ -41,7 +41,7 @@ class Attention {
 
   void attend(const AttentionSize& size, const Head& head, const Part& part) {
     const int64_t rows = part.rows;
-    Rounding* const how = roundings_.all<Rounding>(rows);
+    Rounding* const how = roundings_.values<Rounding>(rows);
     const RoundedRows queries = rounded_queries(size, head, part, how);
     float* const scores = scores_.floats(rows * part.pitch);
     const int64_t keys = seen_keys(size, head, part, how);
@@ -133,7 +133,7 @@ class Attention {
     if (count == 0) return;
     uint8_t* const bytes = shares_.bytes(2 * count * wide);
     std::memset(bytes, 0, 2 * count * wide);
-    Rounding* const how = roundings_.all<Rounding>(2 * count);
+    Rounding* const how = roundings_.values<Rounding>(2 * count);
     for (int64_t i = 0; i < count; ++i) {
       const float step = round_finely(scores + rough_[i] * part.pitch, seen.keys, most_[rough_[i]], part.sink, bytes + i * wide,
                                       bytes + (count + i) * wide);

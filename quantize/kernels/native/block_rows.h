@@ -47,8 +47,8 @@ class BlockRows : public MatrixKernel {
   virtual void multiply(const Part& part, const Parallel& parallel) const {
     thread_local Scratch integers, steps, starts;
     const int64_t blocks = weights_.blocks(), pitch = blocks * weights_.size();
-    const BlockRow first{integers.all<int8_t>(part.rows * pitch), steps.floats(part.rows * blocks),
-                         starts.all<int32_t>(part.rows * blocks)};
+    const BlockRow first{integers.values<int8_t>(part.rows * pitch), steps.floats(part.rows * blocks),
+                         starts.values<int32_t>(part.rows * blocks)};
     const int64_t together = std::max<int64_t>(1, kRounded / inputs_);
     parallel(static_cast<size_t>(divided(part.rows, together)), [&](size_t index) {
       const int64_t begin = static_cast<int64_t>(index) * together;

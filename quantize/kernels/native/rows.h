@@ -74,7 +74,7 @@ class Rows final : public MatrixKernel {
     thread_local Scratch bytes, roundings;
     const int64_t pitch = 4 * packed_.quads();
     uint8_t* const rounded = bytes.bytes(rows * pitch);
-    Rounding* const how = roundings.all<Rounding>(rows);
+    Rounding* const how = roundings.values<Rounding>(rows);
     const int64_t together = std::max<int64_t>(1, kRounded / inputs_);
     parallel(static_cast<size_t>(divided(rows, together)), [&](size_t index) {
       const int64_t first = static_cast<int64_t>(index) * together;
