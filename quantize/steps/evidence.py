@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -13,9 +13,11 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ... import RequantError
+from ...calibration.samples import Sample
 from ...transforms.ops import OPS
 from ...transforms.plan import Impl, Plan
 from ..accuracy.given_choices import given_choices, with_choices
+from ..accuracy.logits import logits_of
 from ..accuracy.outputs import Accuracy
 from ..accuracy.selected_outputs import compared_readers, showing
 from ..job import Candidate, Evidence, Job
@@ -214,21 +216,42 @@ def _tried(
     if job.source is None:
         return {}
     samples = list(islice(iter(job.source.samples(TRIAL_SAMPLES)), TRIAL_SAMPLES))
-    compared = accuracy.sqnr_db
-    sources = compared_readers(job.simple, compared)
-    unlike = [str(output.name) for output in job.simple.graph.outputs if output.name not in compared]
-    given = with_choices(job.simple, job.simple, given_choices(job.simple, compared))
-    judged = showing(given, sources, unlike) if sources else given
-    if sources:
-        RemoveUnusedNodesPass()(judged)
-    here = {*ir.convenience.create_value_mapping(judged.graph), *(node.name for node in judged.graph.all_nodes())}
-    tried = {name: part for name, part in parts.items() if name in here}  # others do not reach what is compared
     progress = partial(job.progress, stage)
     progress(0, len(parts))  # the first part may wait long for its session
-    runs = 0.0
-    if samples:
-        began = time.process_time()
-        job.opened.runner(1)(samples[0].feed)
-        runs = runs_within(job, samples[0].feed, seconds, max(time.process_time() - began, TICK))
-    found = trial(judged, tried, samples, optimize=not job.model_qparams, runs=runs, progress=progress)
-    return {name: found.get(name, math.inf) for name in parts} if found else {}
+    runs = _runs(job, samples[0], seconds) if samples else 0.0
+    found: dict[str, float] = {}
+    for judged in _judged(job.simple, accuracy):
+        here = {*ir.convenience.create_value_mapping(judged.graph), *(node.name for node in judged.graph.all_nodes())}
+        rest = {name: part for name, part in parts.items() if name in here and name not in found}
+        tried = trial(judged, rest, samples, optimize=not job.model_qparams, runs=runs, progress=progress)
+        if rest and not tried:
+            return {}
+        found |= tried
+    return {name: found.get(name, math.inf) for name in parts} if found else {}  # some do not reach what is compared
+
+
+def _runs(job: Job, sample: Sample, seconds: float) -> float:
+    """Return the number of runs of the float model for which there is time."""
+    began = time.process_time()
+    job.opened.runner(1)(sample.feed)
+    return runs_within(job, sample.feed, seconds, max(time.process_time() - began, TICK))
+
+
+def _judged(model: ir.Model, accuracy: Accuracy) -> Iterator[ir.Model]:
+    """Yield the models whose outputs tell the noise of a part: with logits in place of probabilities, then without.
+
+    Args:
+        model: The simplified float model.
+        accuracy: As for `each_alone`.
+    """
+    compared = accuracy.sqnr_db
+    sources = compared_readers(model, compared)
+    unlike = [str(output.name) for output in model.graph.outputs if output.name not in compared]
+    given = with_choices(model, model, given_choices(model, compared))
+    logits = {name: reader for name, reader in logits_of(model).items() if name in compared}
+    for apart in (logits, {}) if logits else ({},):
+        shown = {label: (name, index, label) for name, index, label in (*sources, *apart.values())}.values()
+        judged = showing(given, shown, {*unlike, *apart}) if shown else given
+        if shown:
+            RemoveUnusedNodesPass()(judged)
+        yield judged

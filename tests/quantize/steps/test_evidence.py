@@ -44,6 +44,20 @@ LOGARITHM = TEXT.replace("[last] y =", "[last] c =").replace(
     }""",
 )
 
+CLASSES = (
+    TEXT.replace("[last] y =", "[last] c =")
+    .replace("(float[N,8,8,8] y)", "(float[N,512] y)")
+    .replace(
+        "\n    }",
+        """
+      [flat] d = Flatten(c)
+      [sharper] g = Constant<value_float = %s>()
+      [sure] e = Mul(d, g)
+      [classes] y = Softmax(e)
+    }""",
+    )
+)
+
 
 def gathered(folder: Path, text: str = TEXT, **options: Any) -> Evidence:
     """Return the evidence of a model whose second convolution has one huge weight for a channel that is always 0."""
@@ -90,3 +104,12 @@ def test_a_lost_output_has_a_finite_noise(tmp_path: Path) -> None:
     assert found.noise["e"] == 1.0  # its least value becomes 0, and the logarithm of 0 is infinite
     assert 0 < found.noise["a"] < 1.0
     assert "e" in found.kept_float
+
+
+def test_the_noise_before_a_softmax_does_not_depend_on_how_sure_the_classes_are(tmp_path: Path) -> None:
+    """Four samples with probabilities near 0 and 1 say nothing of the order of tensors: their logits do."""
+    sure, vague = (gathered(tmp_path, CLASSES % factor).noise for factor in ("10.0", "0.1"))
+    assert set(sure) == set(vague) >= {"x", "a", "b"}
+    assert {name: sure[name] for name in "xab"} == pytest.approx({name: vague[name] for name in "xab"}, rel=0.01)
+    # the channels of an image are balanced, those of rows are not
+    assert sure["b"] == pytest.approx(gathered(tmp_path, TEXT).noise["b"], rel=0.1)

@@ -1,0 +1,37 @@
+"""The logits behind outputs that are probabilities: they tell the noise of a part of a model from few samples.
+
+Probabilities near 0 and 1 hide noise, and those of the few items between two classes decide all of it. The noise of
+each tensor of a MobileNetV1 alone was measured on four sets of four images: at the probabilities the sets hardly agree
+on the order of the tensors (correlation 0.52), at the logits they do (0.98).
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...transforms.graph import plain_shape
+from .choices import Reader
+from .classes import SEQUENCE
+
+ONE_TO_ONE = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators whose result holds the values of their first input."""
+
+
+def logits_of(model: ir.Model) -> dict[str, Reader]:
+    """Return the Softmax that writes an output, as the reader of its logits, by the name of the output.
+
+    Maps of probabilities are left out: their many pixels tell enough.
+
+    Args:
+        model: A simplified float model.
+    """
+    found: dict[str, Reader] = {}
+    for output in model.graph.outputs:
+        shape, node = plain_shape(output), output.producer()
+        while node is not None and node.op_type in ONE_TO_ONE and not node.domain and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        if node is None or node.op_type != "Softmax" or node.domain or node.inputs[0] is None:
+            continue
+        if shape is None or len(shape) <= SEQUENCE:
+            found[str(output.name)] = (node.name, 0, f"{node.inputs[0].name} (into Softmax)")
+    return found
