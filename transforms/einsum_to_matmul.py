@@ -127,10 +127,11 @@ def einsum_to_matmul(model: ir.Model) -> Change:
         A constant becomes the second operand; its axes are arranged for the product at conversion time. Letters of only
         one operand that are not in the result are summed first. Each letter is assumed to have one length, unless the
         lengths are known to differ.
-    Left alone: three operands or more (``operands``); an ellipsis (``ellipsis``); a letter twice in one operand
-        (``repeated-letter``); a letter of the result that no operand has (``new-letter``); two constants
-        (``constants``); no letter to sum over (``no-product``); a letter with two lengths (``stretched``); several axes
-        to merge or split, if more than one of them has an unknown length (``dynamic``).
+    Left alone: an axis of length 0, for which a Reshape would copy another length (``empty``); three operands or more
+        (``operands``); an ellipsis (``ellipsis``); a letter twice in one operand (``repeated-letter``); a letter of the
+        result that no operand has (``new-letter``); two constants (``constants``); no letter to sum over
+        (``no-product``); a letter with two lengths (``stretched``); several axes to merge or split, if more than one of
+        them has an unknown length (``dynamic``).
     """
     change = Change()
     nodes = computing_nodes(model, "Einsum")
@@ -183,7 +184,7 @@ def _lengths(operands: Sequence[_Tensor], shapes: Mapping[ir.Value, ir.Shape | N
     """Return the length of each letter with a known length.
 
     Raises:
-        LeftAlone: A letter has two lengths.
+        LeftAlone: A letter has two lengths, or length 0.
     """
     lengths: dict[str, int | None] = {}
     for tensor in operands:
@@ -191,6 +192,8 @@ def _lengths(operands: Sequence[_Tensor], shapes: Mapping[ir.Value, ir.Shape | N
         for letter, length in zip(tensor.letters, shape.dims if shape is not None else (), strict=False):
             if isinstance(length, int) and lengths.setdefault(letter, length) != length:
                 raise LeftAlone("stretched")
+            if length == 0:
+                raise LeftAlone("empty")
     return lengths
 
 

@@ -107,13 +107,27 @@ def equalize(model: ir.Model, scales: Mapping[str, Floats]) -> Change:
         if name not in known:
             raise UnknownNameError("group of channels", name, known)
         _check(known[name], scale)
-    kept = {name: scale for name, scale in scales.items() if all(_finite(fold, scale) for fold in known[name].folds)}
-    for name, scale in kept.items():
-        for fold in known[name].folds:
-            _multiply(fold, fold.factor(scale), taken)
-    change.applied = len(kept)
-    change.skipped.update({"not-finite": len(scales) - len(kept)} if len(scales) > len(kept) else {})
+    for name, scale in scales.items():
+        if scale_group(known[name], scale, taken):
+            change.applied += 1
+        else:
+            change.skip("not-finite")
     return change
+
+
+def scale_group(group: Group, scale: Floats, taken: set[str]) -> bool:
+    """Scale the channels of a group, in place, unless a constant would not stay finite; return whether they are scaled.
+
+    Args:
+        group: The group.
+        scale: Positive, of shape (C,).
+        taken: The names in use, from `names`; new ones are added.
+    """
+    if not all(_finite(fold, scale) for fold in group.folds):
+        return False
+    for fold in group.folds:
+        _multiply(fold, fold.factor(scale), taken)
+    return True
 
 
 def _look_at(look: Look, node: ir.Node) -> None:

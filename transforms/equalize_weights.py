@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .channel_scales import Floats, Fold
-from .equalize import Group, equalize, find
-from .graph import constant, release
+from .equalize import Group, find, scale_group
+from .graph import constant, names, release
 from .registry import Change, transform
 
 SWEEPS = 64
@@ -32,18 +32,18 @@ def equalize_weights(model: ir.Model) -> Change:
     Left alone: a tensor that is an input or output of the graph, is read in a body, or is next to an operator whose
         output has another scale; a Clip with an upper bound in between; constants that would not stay finite.
     """
-    changed: set[str] = set()
-    initial, skipped = find(model)
-    bounded = [group for group in initial if np.isfinite(group.ceiling)]
-    skipped.update({"clip-with-a-bound": len(bounded)} if bounded else {})
+    changed, taken = set[str](), names(model)
+    every, skipped = find(model)
+    unbounded = [group for group in every if not np.isfinite(group.ceiling)]
+    bounded = len(every) - len(unbounded)
+    skipped.update({"clip-with-a-bound": bounded} if bounded else {})
     for _ in range(SWEEPS):
         done = 0
-        for group in find(model)[0]:
+        for group in unbounded:
             scale = _equalizing(group)
-            if not np.isfinite(group.ceiling) and (scale != 1).any():
-                change = equalize(model, {group.tensor: scale})
-                done += change.applied
-                changed.update([group.tensor] * change.applied)
+            if (scale != 1).any() and scale_group(group, scale, taken):
+                done += 1
+                changed.add(group.tensor)
         if not done:
             break
     return Change(len(changed), skipped)

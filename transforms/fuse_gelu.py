@@ -35,8 +35,8 @@ def fuse_gelu(model: ir.Model) -> Change:
              com.microsoft.Gelu and com.microsoft.FastGelu
         The factors may be in any order, as Mul or Div. ONNX Runtime fuses a GELU in a float graph, but not behind a
         DequantizeLinear, because it gives each reader its own copy of the DequantizeLinear.
-    Left alone: other constants (``other-constants``); intermediate results with other readers; other types than
-        float32; functions of the model.
+    Left alone: other constants, or constants with more axes than x (``other-constants``); intermediate results with
+        other readers; other types than float32; functions of the model.
     """
     change = Change()
     for node in computing_nodes(model, "Erf", "Tanh"):
@@ -71,7 +71,28 @@ def _fuse(model: ir.Model, gelu: FoundGelu) -> None:
 
 
 def find_gelu(node: ir.Node) -> FoundGelu | None:
-    """Return the GELU that contains an Erf or Tanh; None without one."""
+    """Return the GELU that contains an Erf or Tanh; None without one, or if a constant adds axes to x."""
+    found = _find(node)
+    return None if found is None or _adds_axes(found) else found
+
+
+def _adds_axes(gelu: FoundGelu) -> bool:
+    """Whether a constant has more axes than x; where these are unknown, than one."""
+    shape = gelu.source.shape
+    axes = 1 if shape is None else len(shape)
+    waiting, most = [*gelu.last.inputs], 0
+    while waiting:
+        value = waiting.pop()
+        tensor, node = constant(value), None if value is None else value.producer()
+        if tensor is not None:
+            most = max(most, len(tensor.shape))
+        elif node is not None and value is not gelu.source:
+            waiting += node.inputs
+    return most > axes
+
+
+def _find(node: ir.Node) -> FoundGelu | None:
+    """Return the GELU that contains an Erf or Tanh, whatever axes its constants have; None without one."""
     tanh = node.op_type == "Tanh"
     source = _cubic(node.inputs[0]) if tanh else _scaled(node.inputs[0], 1 / sqrt(2))
     added = sole_reader(node.outputs[0])

@@ -12,6 +12,7 @@ from .graph import (
     computing_nodes,
     constant,
     insert_before,
+    known_shape,
     names,
     node_name,
     one_number,
@@ -82,7 +83,7 @@ def fuse_hard_sigmoid(model: ir.Model) -> Change:
 
 def _ranks(model: ir.Model) -> Mapping[ir.Value, int]:
     """Return the number of axes of each tensor; 0 where it is unknown."""
-    shapes = {value: value.shape or found.shape for value, found in stand_ins(model).items()}
+    shapes = {value: known_shape(value, found) for value, found in stand_ins(model).items()}
     return {value: 0 if shape is None else len(shape) for value, shape in shapes.items()}
 
 

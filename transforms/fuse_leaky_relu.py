@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, one_number, remove_if_unread, take_place
+from .graph import computing_nodes, known_shape, one_number, remove_if_unread, take_place
 from .inference import stand_ins
 from .merge_clips import CLIPPED
 from .registry import Change, transform
+
+LEAKS_DOUBLES = 16  # the opset from which the runtime has a kernel of LeakyRelu for float64
 
 
 @transform("fuse_leaky_relu", after=("fold_constants",))
@@ -18,18 +20,18 @@ def fuse_leaky_relu(model: ir.Model) -> Change:
     After:   y = LeakyRelu(x), alpha a;  z = LeakyRelu(x), alpha 1 / b
         LeakyRelu has an integer kernel, and the runtime fuses it with a convolution before it. NaN and infinite values
         stay as they are.
-    Left alone: other factors (``other-slope``); a factor with more axes than x; integer tensors, and tensors of unknown
-        type.
+    Left alone: other factors (``other-slope``); a factor with more axes than x; integer tensors, tensors of unknown
+        type, and float64 below opset 16, for which the runtime has no LeakyRelu.
     """
     change = Change()
-    values = stand_ins(model)
+    values, doubles = stand_ins(model), model.opset_imports.get("", 0) >= LEAKS_DOUBLES
     for node in computing_nodes(model, "Max"):
         result = node.outputs[0]
         dtype = result.dtype or values.get(result, result).dtype
-        if len(node.inputs) != 2 or dtype not in CLIPPED:
+        if len(node.inputs) != 2 or dtype not in CLIPPED or (dtype is ir.DataType.DOUBLE and not doubles):
             continue
         for x, product in (node.inputs, node.inputs[::-1]):
-            shape = None if x is None else x.shape or values.get(x, x).shape
+            shape = None if x is None else known_shape(x, values.get(x))
             slope = _factor(product, x, 0 if shape is None else len(shape))
             if slope is None or x is None or product is None:
                 continue

@@ -92,6 +92,11 @@ def sole_reader(value: ir.Value) -> ir.Node | None:
     return use.node if use.node.graph is value.graph else None
 
 
+def known_shape(*values: ir.Value | None) -> ir.Shape | None:
+    """Return the shape of the first of some values that has one; the shape of a scalar has no axes, and counts."""
+    return next((value.shape for value in values if value is not None and value.shape is not None), None)
+
+
 def can_replace(old: ir.Value, new: ir.Value) -> bool:
     """Whether `replace` can keep the name of a graph output: `new` must be able to take that name."""
     if not old.is_graph_output():
@@ -104,10 +109,9 @@ def replace(old: ir.Value, new: ir.Value) -> None:
 
     `can_replace` must hold. The caller removes the node that computed `old`.
     """
-    new.type = new.type or old.type
-    new.shape = new.shape or old.shape
+    new.type, new.shape = new.type or old.type, known_shape(new, old)
     if old.is_graph_output():
-        new.type, new.shape = old.type or new.type, old.shape or new.shape
+        new.type, new.shape = old.type or new.type, known_shape(old, new)
         new.name, new.doc_string = old.name, old.doc_string
         new.metadata_props.update(old.metadata_props)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -133,7 +137,7 @@ def take_place(old: ir.Node, new: ir.Node, count: int | None = None) -> None:
 def take_over(old: ir.Node, result: ir.Value) -> None:
     """Remove `old`; `result`, from an earlier node, gets the readers, name, type and shape of its first output."""
     output = old.outputs[0]
-    result.type, result.shape, name = output.type or result.type, output.shape or result.shape, output.name
+    result.type, result.shape, name = output.type or result.type, known_shape(output, result), output.name
     replace(output, result)
     remove(old)
     result.name = name

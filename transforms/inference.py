@@ -95,7 +95,7 @@ def _message(model: ir.Model) -> onnx.ModelProto:
     try:
         for value, tensor in before:
             if tensor is not None:
-                value.shape = value.shape or ir.Shape(tensor.shape.numpy())
+                value.shape = ir.Shape(tensor.shape.numpy()) if value.shape is None else value.shape
                 value.type = value.type or ir.TensorType(tensor.dtype)
             if not value.is_graph_input():
                 graph.inputs.append(value)

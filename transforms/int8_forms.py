@@ -259,11 +259,11 @@ def lay_bare(node: ir.Node) -> None:
         return
     dq = _dequantizer(node.inputs[0])
     node.replace_input_with(0, x)
-    if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
-        if len(node.inputs) < 3:
-            node.resize_inputs(3)
+    if node.op_type == "Pad":
+        filled = node.attributes.get_string("mode", "constant") == "constant"  # other modes do not read the value
+        node.resize_inputs(max(len(node.inputs), 3))
         value = node.inputs[2]
-        node.replace_input_with(2, zero)
+        node.replace_input_with(2, zero if filled else None)
         discard(value)
     for output in node.outputs:
         for use in list(output.uses()):

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .elementwise import CHANNELWISE, ELEMENTWISE
-from .graph import add_initializer, computing_graphs, constant, discard, names, take
+from .graph import add_initializer, computing_graphs, constant, discard, known_shape, names, take
 from .inference import stand_ins
 from .registry import Change, transform
 
@@ -68,7 +68,7 @@ def lift_sequence_convs(model: ir.Model) -> Change:
     known, taken = stand_ins(model), names(model)
 
     def rank(value: ir.Value) -> int:
-        shape = value.shape or known.get(value, value).shape
+        shape = known_shape(value, known.get(value))
         return 0 if shape is None else len(shape)
 
     for graph in dict.fromkeys(graph for _, graph in convs):

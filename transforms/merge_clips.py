@@ -15,6 +15,7 @@ from .graph import (
     constant,
     discard,
     graph_of,
+    known_shape,
     names,
     node_name,
     one_number,
@@ -28,6 +29,7 @@ from .ops import CLIP_TAKES_INPUTS
 from .registry import Change, transform
 
 CLIPPED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+CLIPS_DOUBLES = 12  # the opset from which the runtime has a kernel of Clip for float64
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 Bounds = tuple[float, float]
 
@@ -50,9 +52,14 @@ class _Facts:
         """Return the element type of a tensor."""
         return value.dtype or self.values.get(value, value).dtype
 
+    def clips(self, value: ir.Value) -> bool:
+        """Return whether the runtime has a kernel of Clip for the type of a tensor."""
+        dtype = self.dtype(value)
+        return dtype in CLIPPED and (dtype is not ir.DataType.DOUBLE or self.opset >= CLIPS_DOUBLES)
+
     def rank(self, value: ir.Value) -> int:
         """Return the number of axes of a tensor; 0 if it is unknown."""
-        shape = value.shape or self.values.get(value, value).shape
+        shape = known_shape(value, self.values.get(value))
         return 0 if shape is None else len(shape)
 
 
@@ -68,7 +75,8 @@ def merge_clips(model: ir.Model) -> Change:
     Left alone: bounds that are computed, or have several elements or more axes than the tensor; a lower bound above the
         upper bound (``bounds``); a tensor between two such nodes that other nodes read (``read-between``); a Max or Min
         behind a matrix product of integers, which keeps the runtime from fusing the two in float
-        (``behind-integers``); integer tensors, and tensors of unknown type (``not-float``).
+        (``behind-integers``); integer tensors, tensors of unknown type, and float64 below opset 12, for which the
+        runtime has no Clip (``not-float``).
     """
     change = Change()
     facts = _Facts(stand_ins(model), names(model), model.opset_imports.get("", 0))
@@ -76,7 +84,7 @@ def merge_clips(model: ir.Model) -> Change:
         bounds = None if node.domain else _bounds(node, facts)
         if bounds is None:
             continue
-        if facts.dtype(node.outputs[0]) not in CLIPPED:
+        if not facts.clips(node.outputs[0]):
             change.skip("not-float")
         elif node.op_type in ("Max", "Min") and _is_behind_integers(node):
             change.skip("behind-integers")

@@ -53,7 +53,7 @@ def _merge_nodes(graph: ir.Graph) -> int:
     for node, each in types:
         node.attributes.add(each)
     for value, (kind, shape) in zip(graph.outputs, ports, strict=True):
-        value.type, value.shape = kind or value.type, shape or value.shape
+        value.type, value.shape = kind or value.type, value.shape if shape is None else shape
     return len(nodes - set(graph))
 
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from .existing import is_linear
-from .graph import computing_nodes, constant, remove_if_unread, sole_reader, take_place
-from .ops import MS, OPS, only_moves
+from .graph import (
+    computing_nodes,
+    constant,
+    derive_initializer,
+    discard,
+    graph_of,
+    names,
+    remove_if_unread,
+    sole_reader,
+    take,
+    take_place,
+)
+from .ops import MS, OPS, Op, only_moves
 from .qlinear import Quantized, equal_parameters
 from .qparams import QParams
 from .registry import Change, transform
 from .units import clip_bounds
 
+BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 Build = Callable[[ir.Node, list[Quantized], "Quantized | None"], "ir.Node | None"]
 
 
@@ -27,11 +39,12 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
     Gemm becomes QGemm and MatMul becomes QLinearMatMul. If nothing quantizes their result, they become QGemm with float
     output and MatMulIntegerToFloat. Add, Mul, Concat, Where, AveragePool, GlobalAveragePool, LeakyRelu and Sigmoid
     become their QLinear operators. MaxPool, Reshape and other operators that only move values run on uint8.
-    Left alone: operators without an integer operator (``no-integer-form``), with a float operand (``float-operand``),
-    with scales that the integer operator does not support (``scales``), with a result that is also read in float
-    (``read-in-float``), or with a Relu or Clip that saturation does not replace (``clip``).
+    Left alone: operators without an integer operator (``no-integer-form``), or without one for their types (``types``),
+    with a float operand (``float-operand``), with scales that the integer operator does not support (``scales``), with
+    a result that is also read in float (``read-in-float``), or with a Relu or Clip that saturation does not replace
+    (``clip``).
     """
-    change = Change()
+    change, taken = Change(), names(model)
     for node in computing_nodes(model):
         row = OPS.get(node.op_type)
         if node.domain or row is None or row.kind == "float" or row.native_u8 or not node.inputs:
@@ -42,17 +55,31 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
         last, quantize, reason = _requantized(node)
         y = _parameters(quantize) if quantize is not None else None
         reason = reason or _obstacle(node, before, y)
-        fused = None if reason else _fused(node, [_parameters(each) for each in before if each is not None], y)
+        operands = [_parameters(each) for each in before if each is not None]
+        fused = None if reason else _fused(node, operands, y)
         if fused is None:
             change.skip(reason or "no-integer-form")
             continue
         if fused.domain == MS:
             model.opset_imports[MS] = 1
         take_place(quantize if quantize is not None else node, fused)
+        _make_scalars(fused, [*operands, *(() if y is None else (y,))], taken)
         for done in dict.fromkeys([last, node, *before]):
             remove_if_unread(done)
         change.applied += 1
     return change
+
+
+def _make_scalars(node: ir.Node, operands: Sequence[Quantized], taken: set[str]) -> None:
+    """Give an integer operator scales and zero points without axes: a DequantizeLinear may have them in shape (1,)."""
+    parameters = {part for operand in operands for part in operand[1:]}
+    for index, value in enumerate(node.inputs):
+        tensor = constant(value) if value in parameters else None
+        if value is not None and tensor is not None and tensor.size == 1 and len(tensor.shape):
+            name = take(taken, f"{value.name}_scalar")
+            scalar = derive_initializer(graph_of(node), name, tensor, lambda array: array.reshape(()), ())
+            node.replace_input_with(index, scalar)
+            discard(value)
 
 
 def _dequantizers(node: ir.Node) -> list[ir.Node | None]:
@@ -81,9 +108,24 @@ def _obstacle(node: ir.Node, before: list[ir.Node | None], y: Quantized | None) 
         rank = None if operand[0].shape is None else len(operand[0].shape)
         if scale is None or (scale.size > 1 and not _along_channels(node, index, axis, rank)):
             return "scales"
-    if y is not None and x[0][2].dtype is not y[2].dtype:
-        return "scales"
+    if not _has_kernel([operand[2].dtype for operand in x], None if y is None else y[2].dtype, row):
+        return "types"
     return "scales" if row.bias is not None and len(x) > row.bias and not _bias_scale_fits(x) else ""
+
+
+def _has_kernel(types: Sequence[ir.DataType | None], result: ir.DataType | None, row: Op) -> bool:
+    """Whether the runtime has the integer operator for types.
+
+    Args:
+        types: The types of the operands. All are that of the first one, except for a bias, and a weight in int8.
+        result: The type of the result; None for float.
+        row: The operator.
+    """
+    first = types[0]
+    fits = {index: {first} for index in range(len(types)) if index != row.bias}
+    if row.weight in fits:
+        fits[row.weight] = {first, ir.DataType.INT8}
+    return first in BYTES and result in (first, None) and all(types[index] in each for index, each in fits.items())
 
 
 def _along_channels(node: ir.Node, index: int, axis: int, rank: int | None) -> bool:
@@ -131,10 +173,11 @@ def _requantized(node: ir.Node) -> tuple[ir.Node, ir.Node | None, str]:
 def _saturates(relu: ir.Node, quantize: ir.Node) -> bool:
     """Whether every value of the quantized tensor lies within the bounds of the Relu or Clip."""
     bounds, scale, zero = clip_bounds(relu), constant(quantize.inputs[1]), constant(quantize.inputs[2])
-    if bounds is None or scale is None or zero is None:
+    if bounds is None or scale is None or zero is None or scale.size != 1:
         return False
-    least, most = QParams(scale=scale.numpy(), zero_point=zero.numpy()).range
-    slack = float(scale.numpy()) / 2  # rounding moves any value by up to half a step
+    params = QParams(scale=scale.numpy().reshape(()), zero_point=zero.numpy().reshape(()))
+    least, most = params.range
+    slack = float(params.scale) / 2  # rounding moves any value by up to half a step
     return bounds[0] - slack <= least and most <= bounds[1] + slack
 
 
@@ -149,7 +192,10 @@ def _same(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | N
     filled = node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant"
     if y is None or filled or not only_moves(node) or len(node.outputs) > 1 or not equal_parameters(x[0][1:], y[1:]):
         return None
-    return ir.node(node.op_type, [x[0][0], *node.inputs[1:]], dict(node.attributes), name=node.name)
+    inputs = list(node.inputs[1:])
+    if node.op_type == "Pad" and len(inputs) > 1:
+        inputs[1] = None  # the value of the mode constant; it is float
+    return ir.node(node.op_type, [x[0][0], *inputs], dict(node.attributes), name=node.name)
 
 
 def _arith(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
@@ -19,8 +20,9 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
     After:   y = Conv(x, DequantizeLinear(W8, scale, 0, axis=0)),  scale (M,) = max|W[m]| / 127
     The weights of Conv, Gemm and MatMul get one scale per output channel. Batched matrices and all other constants get
     one scale.
-    Left alone: small constants (``small``), constants of another type than float32 (``not-float32``), the biases of
-        Conv, Gemm and MatMul (``bias``), the scales of a Resize (``resize``), initializers that a caller may override,
+    Left alone: small constants (``small``), constants of another type than float32 (``not-float32``) or with values
+        that are not finite (``not-finite``), the biases of Conv, Gemm and MatMul (``bias``), the scales of a Resize
+        (``resize``), initializers that a caller may override,
         and models of an opset without per-channel scales (``opset-below-13``: run `convert_opset` first).
 
     Options:
@@ -42,6 +44,8 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
             change.skip("resize")
         elif old:
             change.skip("opset-below-13")
+        elif not np.isfinite(tensor.numpy()).all():
+            change.skip("not-finite")
         else:
             _store(model.graph, weight, tensor, taken)
             change.applied += 1

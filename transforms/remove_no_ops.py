@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, code_graphs, constant, remove, replace
+from .graph import can_replace, code_graphs, constant, known_shape, remove, replace
 from .inference import stand_ins
 from .registry import Change, transform
 from .remove_nodes import is_training
@@ -101,7 +101,7 @@ def _same_type(node: ir.Node, known: Known) -> bool:
 
 def _rank(value: ir.Value | None, known: Known) -> int | None:
     """Return the rank of a tensor; None if it is not known."""
-    shape = None if value is None else known.get(value, value).shape or value.shape
+    shape = None if value is None else known_shape(known.get(value), value)
     return None if shape is None else len(shape)
 
 

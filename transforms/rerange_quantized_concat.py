@@ -48,10 +48,10 @@ def rerange_quantized_concat(model: ir.Model) -> Change:
         Tensors before and after poolings and other operators that only move integers, and those of a nested Concat,
         change too. The int32 biases of products that read such a tensor are rescaled. A branch with a narrow range
         loses resolution.
-    Left alone: a tensor that comes from an input of the graph or has computed parameters (``not-frozen``), or that
-        another kind of operator reads (``other-reader``); tensors of different types (``types``); a fused result that
-        is never negative beside one that can be (``relu``): its Relu is the saturation at zero, which a wider range
-        would remove. A fused upper bound counts as the maximum of its tensor.
+    Left alone: a tensor that comes from an input of the graph or has computed parameters (``not-frozen``), that a
+        caller reads (``graph-output``), or that another kind of operator reads (``other-reader``); tensors of different
+        types (``types``); a fused result that is never negative beside one that can be (``relu``): its Relu is the
+        saturation at zero, which a wider range would remove. A fused upper bound counts as the maximum of its tensor.
     """
     change = Change()
     taken = names(model)
@@ -93,6 +93,8 @@ def _gather(concat: ir.Node) -> _Joined:
         value = waiting.pop()
         if value is None or constant(value) is not None or value.is_graph_input():
             raise LeftAlone("not-frozen")
+        if value.is_graph_output():
+            raise LeftAlone("graph-output")
         if any(value is each for each in joined.tensors):
             continue
         joined.tensors.append(value)

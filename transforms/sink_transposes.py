@@ -66,7 +66,7 @@ def _cancel(last: ir.Node, taken: set[str], change: Change) -> bool:
         return False
     first = path.pop()
     order, back = _order(first), _order(last)
-    if order is None or back is None or [order[axis] for axis in back] != sorted(order):
+    if order is None or back is None or len(order) != len(back) or [order[axis] for axis in back] != sorted(order):
         return False
     if any(sole_reader(node.outputs[0]) is None for node in path):
         change.skip("read-between")

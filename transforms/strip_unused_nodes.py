@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from .. import UnknownNameError
 from ..system.numbers import whole_number
-from .graph import computing_graphs, names, take, unread
+from .graph import computing_graphs, known_shape, names, take, unread
 from .inference import inferred
 from .registry import Change, TransformError, transform
 
@@ -94,7 +94,7 @@ def _set_outputs(graph: ir.Graph, outputs: list[ir.Value], types: Mapping[str, i
     """Make `outputs` the outputs of the graph, with their types."""
     for value in outputs:
         known = _typed(value.name or "", value, types)
-        value.type, value.shape = value.type or known.type, value.shape or known.shape
+        value.type, value.shape = value.type or known.type, known_shape(value, known)
     graph.outputs.clear()
     graph.outputs.extend(outputs)
 

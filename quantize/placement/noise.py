@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +19,7 @@ from .joins import unrounded
 ACTIVATION = 12 * 255.0**2 / 36  # a uniform error of 1/255 of a range of six standard deviations
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Noises:
     """The measured noise of tensors and weights, as powers relative to the outputs. Independent errors add up.
 
@@ -65,6 +66,16 @@ class Noises:
         most = max(math.fsum(each.values()) for each in (self.tensors, *self.forms.values()))
         return most + math.fsum(self.weights.values())
 
+    @cached_property
+    def _between(self) -> frozenset[str]:
+        """The tensors between a convolution and what it may absorb."""
+        return frozenset(each.outputs[0] for each in self.joins.values())
+
+    @cached_property
+    def _rounded_elsewhere(self) -> frozenset[str]:
+        """The tensors that the unit that writes them does not round."""
+        return self._between.union(self.moved, self.joined)
+
     def of_tensor(self, tensor: str) -> float:
         """Return the noise of a tensor that is rounded to uint8."""
         while tensor not in self.tensors and tensor in self.moved:
@@ -84,9 +95,7 @@ class Noises:
             shares = (known.get(tensor, 0.0) / max(self.readers.get(tensor, 0), 1) for tensor in unit.rounded)
             return found + math.fsum(shares)
         if impl.writes_u8:
-            between = {each.outputs[0] for each in self.joins.values()}
-            copied = self.moved.keys() | self.joined.keys() | between
-            written = (each for each in unit.outputs if each not in copied)
+            written = (each for each in unit.outputs if each not in self._rounded_elsewhere)
             found += math.fsum(map(self.of_tensor, written))
         if impl.reads_u8 and impl is not Impl.U8_NATIVE and unit.name in self.joins:
             found += self.of_tensor(self.joins[unit.name].outputs[0])
@@ -98,8 +107,7 @@ class Noises:
 
     def of_dequantize(self, tensor: str) -> float:
         """Return the noise that a tensor has only because it is dequantized, see `of_unit`."""
-        between = any(tensor == each.outputs[0] for each in self.joins.values())
-        return self.of_tensor(tensor) if between else 0.0
+        return self.of_tensor(tensor) if tensor in self._between else 0.0
 
     def _rounded(self, plan: Plan, tensor: str) -> Iterator[str]:
         """Yield what a plan rounds for a uint8 tensor: the tensor, or the inputs of the Concat that copies them."""

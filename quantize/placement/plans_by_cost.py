@@ -85,9 +85,10 @@ def _item(prices: Prices, unit: Unit) -> Item:
 
 
 def _known_forms(prices: Prices, unit: Unit) -> list[Impl]:
-    """Return the implementations of a unit that may be chosen: some only where they are measured."""
+    """Return the implementations of a unit that may be chosen: some only where they are measured, or without others."""
     forms = prices.space.forms[unit.name]
-    return [form for form in forms if form not in OTHER_FORMS or measured(prices, unit.name, form) is not None]
+    known = [form for form in forms if form not in OTHER_FORMS or measured(prices, unit.name, form) is not None]
+    return known or [forms[0]]
 
 
 def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:

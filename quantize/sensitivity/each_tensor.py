@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
@@ -28,16 +27,24 @@ def ruinous(sqnr_db: Mapping[str, float], least: float = RUIN_DB) -> dict[str, s
         sqnr_db: By tensor, in dB.
         least: A tensor that leaves at least this SQNR, in dB, may be uint8.
     """
-
-    def limit(name: str) -> float:
-        others = [value for other, value in sqnr_db.items() if other != name]
-        return min(least, statistics.median(others) - STANDS_OUT_DB) if others else least
-
+    medians = _medians_of_others(sqnr_db)
     return {
         name: f"in uint8 {name!r} alone leaves {value:.1f} dB at an output"
         for name, value in sqnr_db.items()
-        if value < limit(name)
+        if value < min(least, medians.get(name, math.inf) - STANDS_OUT_DB)
     }
+
+
+def _medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the median of the other values for each value; empty for fewer than two values."""
+    names, count = sorted(values, key=values.__getitem__), len(values)
+    ordered = [values[name] for name in names]
+
+    def other(gone: int, place: int) -> float:
+        return ordered[place if place < gone else place + 1]
+
+    places = ((count - 2) // 2, (count - 1) // 2)  # the middle of the others: one place, or two
+    return {name: sum(other(gone, each) for each in places) / 2 for gone, name in enumerate(names) if count > 1}
 
 
 def alone(

@@ -102,6 +102,8 @@ def output(pipeline: str, text: str) -> str:
     """Return what each step reports, as comments, and the text of the model after the last."""
     result = run(pipeline, ir.from_onnx_text(text))
     del result.model.metadata_props[METADATA_KEY]
+    names = [node.name for node in result.model.graph if node.name]
+    assert len(names) == len(set(names))  # the runtime refuses two nodes of one name
     notes = [f"# {step.step.name}: {step.change}" for step in result.applied]
     return "\n".join([*notes, ir.to_onnx_text(result.model), ""])
 

@@ -7,6 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from requant.transforms.int8_forms import lay_bare
 from requant.transforms.runtime_workarounds import move_signed_pairs, pad_every_axis
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'
@@ -36,6 +37,24 @@ def test_pads_are_spelled_out_for_every_axis(case: str, count: int) -> None:
     after = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, x)
     assert np.array_equal(before, after)
     assert all(len(node.inputs) < 4 for node in model.graph if node.op_type == "Pad") == (case != "computed-axes")
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
+def test_a_pad_of_bytes_has_no_float_value(mode: str) -> None:
+    """Other modes than constant ignore their value; the runtime refuses it beside uint8 data."""
+    pair = "QuantizeLinear(%s, s, z) %s = DequantizeLinear(%s, s, z)"
+    text = f"""{HEADER} g (float[1,4] x) => (float[1,6] y)
+        <float s = {{0.05}}, uint8 z = {{100}}, int64[4] pads = {{0, 1, 0, 1}}, float value = {{0.5}}> {{
+            q = {pair % ("x", "d", "q")} [pad] p = Pad <mode = "{mode}"> (d, pads, value) r = {pair % ("p", "y", "r")} }}"""
+    model = ir.from_onnx_text(text)
+    x = {"x": np.array([[-1, 0, 1, 2]], np.float32)}
+    before = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, x)
+    pad = next(node for node in model.graph if node.op_type == "Pad")
+    lay_bare(pad)
+    (after,) = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, x)
+    assert [node.op_type for node in model.graph] == ["QuantizeLinear", "Pad", "DequantizeLinear"]
+    expected = before[0] if mode != "constant" else np.where([[1, 0, 0, 0, 0, 1]], 0, before[0])
+    assert np.array_equal(after, expected)  # the value of a constant Pad is 0 where requant plans it
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,8 @@ LEFT_ALONE = {
     "scales": {
         "bias-scale": f"{X} {W} c = DequantizeLinear <axis = 0> (b, wrong, bz) t = Conv(x, f, c) {Y}",
         "weight-axis": f"{X} f = DequantizeLinear <axis = 1> (square, ws, wz) t = Conv(x, f) {Y}",
+    },
+    "types": {
         "signed-result": f"{X} {W} {B} t = Conv(x, f, c) y = QuantizeLinear(t, ys, yz_s8)",
     },
     "read-in-float": {

@@ -264,7 +264,8 @@ class CachedAttentionKernel {
     if (!cos) return {};
     require(cos.shape.size() == 2 && cos.shape == sin.shape, "cos and sin must have two axes, and the same shape");
     require(2 * cos.shape[1] <= sizes.depth, "there are more angles than pairs");
-    for (int64_t each : before) require(each + sizes.queries <= cos.shape[0], "there are more places than cosines");
+    const int64_t rows = std::max(sizes.queries, sizes.fresh);
+    for (int64_t each : before) require(each + rows <= cos.shape[0], "there are more places than cosines");
     return {cos.as<float>(), sin.as<float>(), cos.shape[1], interleaved_};
   }
 

@@ -152,6 +152,14 @@ def test_a_window_may_lie_behind_all_keys(queries: int, past: int, fresh: int, w
     np.testing.assert_allclose(found[0], np.repeat(sees[:, None], 8, axis=1), atol=1e-2)  # shares of 8 bits
 
 
+def test_all_new_keys_of_an_attention_need_angles() -> None:
+    """Without lengths there may be more new keys than queries; each is turned."""
+    q, k, angles = (np.ones(shape, np.float32) for shape in ((1, 1, 2), (1, 6, 2), (1, 1)))
+    inputs = [Given(q), Given(k), Given(k), *[None] * 5, Given(angles), Given(angles)]
+    with pytest.raises(Exception, match="more places than cosines"):
+        run("CachedAttention", inputs, heads=1, shared=1)
+
+
 SHORT_OF_MEMORY = f"""
 import resource, sys
 import numpy as np, onnxruntime as ort

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 from requant.calibration.samples import Sample
 from requant.quantize import Options, Selection, Strategy, measure_costs, quantize_model
@@ -24,6 +26,8 @@ from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity.each_tensor import alone
 from requant.transforms.plan import NATIVE_PRODUCTS, Choice, Impl
 from requant.transforms.qparams import BlockForm, asymmetric_u8
+
+from ...native import needs_library
 
 SHAPES = {"x": (4, 64), "a": (4, 96), "t": (4, 96), "y": (4, 32)}
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -135,6 +139,20 @@ def test_costs_decide_between_the_operators_of_a_form_from_float_to_float(strate
     assert stock_plan(native_plan(given, choose_by(given, made))) == choose_by(given, made)
     for other in (replace(given, native=False), replace(given, exact=True)):
         assert able(other, choose_by(other, made))["up"] == (form,)
+
+
+@needs_library
+@pytest.mark.parametrize("strategy", ["dynamic", "block"])
+def test_a_form_that_the_user_asks_for_needs_no_measured_costs(tmp_path: Path, strategy: str) -> None:
+    random = np.random.default_rng(0)
+    text = '<ir_version: 8, opset_import: ["" : 17]> net (float[8,64] x) => (float[8,64] y) { [up] y = MatMul(x, w) }'
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(random.normal(size=(64, 64)).astype(np.float32), "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=random.normal(size=(64, 64)).astype(np.float32))
+    options = Options(place="estimated", selection=Selection(strategy=Strategy(strategy)), force_int8=True, seconds=0.1)
+    found = quantize_model(tmp_path / "m.onnx", str(tmp_path / "d.npz"), tmp_path / "o.onnx", options)
+    assert found.int8_nodes == 1
 
 
 def test_a_trial_rounds_as_the_kernel_does() -> None:
