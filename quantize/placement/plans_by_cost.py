@@ -32,6 +32,7 @@ from .reasons import (
     TOO_NOISY,
 )
 
+AS_LONG = 1.25  # a native operator between native operators may take so many times as long as the runtime's kernel
 LEAST_US = 1e-3  # the least time of a float model by its costs, as a divisor
 
 
@@ -155,7 +156,32 @@ def _with_joins(every: Sequence[Prices], plan: Plan) -> Plan:
         stock = ((first, plan.impl(first)), (unit, Impl.U8))
         if native <= math.fsum(unit_cost(each, *one) for each in every for one in stock):
             choices[first.name] = Choice(Impl.U8_NATIVE)
-    return _with_bodies(every, plan.with_choices(choices))
+    return _with_bodies(every, _with_native_neighbours(every, plan.with_choices(choices)))
+
+
+def _with_native_neighbours(every: Sequence[Prices], plan: Plan) -> Plan:
+    """Return a plan with native operators for the units between native operators, where both take about as long.
+
+    Native operators have their channels last; a kernel of the runtime between two of them may need them in front, and
+    this change of layout is not among the costs of units.
+    """
+    made = {tensor: unit for unit in plan.units for tensor in unit.outputs}
+    readers: dict[str, list[Unit]] = {}
+    for unit in plan.units:
+        for tensor in unit.inputs:
+            readers.setdefault(tensor, []).append(unit)
+    choices = {}
+    for unit in plan.units:
+        if plan.impl(unit) is not Impl.U8 or Impl.U8_NATIVE not in every[0].space.forms[unit.name]:
+            continue
+        before = [made[tensor] for tensor in unit.inputs if tensor in made]
+        after = [reader for tensor in unit.outputs for reader in readers.get(tensor, ())]
+        if not before or not after or any(plan.impl(each) is not Impl.U8_NATIVE for each in (*before, *after)):
+            continue
+        stock, native = (sum(unit_cost(each, unit, form) for each in every) for form in (Impl.U8, Impl.U8_NATIVE))
+        if native <= AS_LONG * stock:
+            choices[unit.name] = Choice(Impl.U8_NATIVE)
+    return plan.with_choices(choices)
 
 
 def _with_bodies(every: Sequence[Prices], plan: Plan) -> Plan:

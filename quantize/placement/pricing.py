@@ -108,6 +108,11 @@ class Prices:
         return cls(space, costs, sizes, Noises.of(space.rules, noise, forms, space.joins, space.facts.noise_of_weights))
 
 
+def usual_share(job: Job, noise: float) -> float:
+    """Return the share of the float model's time that a noise costs by the exchange of the effort, see `Effort`."""
+    return EFFORTS[job.options.effort].exchange * math.sqrt(min(noise, 1.0))  # a power; the exchange is of amplitudes
+
+
 def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float | None = None) -> Prices:
     """Return prices in which noise costs what the options say, or all measured noise a share of some time.
 
@@ -118,8 +123,7 @@ def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float
         share: The share of this time that all noise together costs; None for the exchange of the effort, see `Effort`.
     """
     total = prices.noises.total
-    if share is None:
-        share = EFFORTS[job.options.effort].exchange * math.sqrt(min(total, 1.0))  # the sum is of noise powers
+    share = usual_share(job, total) if share is None else share
     price = job.options.noise_weight or (share * microseconds / total if total > 0 else 0.0)
     return replace(prices, noise_price=price)
 

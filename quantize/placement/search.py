@@ -20,8 +20,8 @@ from . import costs as store
 from .batches import CLEAR, fairest, finalists, least_noisy, served
 from .costs import Costs
 from .facts import Facts
-from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float, with_profile
-from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_noisy
+from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float
+from .plans_by_cost import cheapest_plan, common_plan, tuned_plan
 from .pricing import (
     OTHER_FORMS,
     Prices,
@@ -81,25 +81,25 @@ def place(
         noise: The noise at the outputs that each uint8 tensor adds, as far as known.
     """
     how = job.policy.how
-    asked = partial(_as_asked, job, facts)
+    asked = partial(as_asked, job, facts)
     if how == "all":
         return write(asked(all_int8_plan(facts, rules))), Placement("all")
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
-    if not free or not _costs_decide(job):
+    if not free or not costs_decide(job):
         return write(asked(rules)), Placement("rules")
-    sizes = _sizes(job, facts, rules, write, noise or {})
+    sizes = sizes_of(job, facts, rules, write, noise or {})
     if how == "estimated":
         plan, placement = _estimated_placement(sizes)
         return write(asked(plan)), placement
     return _measured_placement(sizes)
 
 
-def _as_asked(job: Job, facts: Facts, plan: Plan) -> Plan:
+def as_asked(job: Job, facts: Facts, plan: Plan) -> Plan:
     """Return a plan, with a native operator for each unit that has one if the user wants that."""
     return native_plan(facts, plan) if job.options.wants_native else plan
 
 
-def _sizes(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> list[Size]:
+def sizes_of(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> list[Size]:
     """Return the batch sizes with the costs that are known before anything is measured; one size without data."""
     costs = _known_costs(job)
     found = []
@@ -109,79 +109,6 @@ def _sizes(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str
         prices = with_absorbed(Prices.of(space, costs, noise))
         found.append(Size(batch, Bench.of(job, space, write, feed), Measured.of(prices), regime=regime))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class PricedPlans:
-    """The cheapest plan for each price of noise. The price is a share of the float model's time.
-
-    Attributes:
-        job: The job.
-        facts: The input of the rules.
-        rules: The plan where costs do not decide.
-        noise: The noise at the outputs that each uint8 tensor adds.
-        sizes: The batch sizes with their costs; empty where costs do not decide.
-    """
-
-    job: Job
-    facts: Facts
-    rules: Plan
-    noise: Mapping[str, float]
-    sizes: tuple[Size, ...] = ()
-
-    def __call__(self, price: float) -> Plan:
-        """Return the cheapest plan at a price of noise."""
-        if not self.sizes:
-            return _as_asked(self.job, self.facts, without_noisy(self.rules, self.noise, price))
-        every = (size.known.prices for size in self.sizes)
-        priced = [with_noise_price(prices, self.job, float_time(prices), price) for prices in every]
-        return _as_asked(self.job, self.facts, common_plan(priced))
-
-    def measured(self, plan: Plan) -> tuple[PricedPlans, float]:
-        """Profile the model of a plan, and return the plans by the costs that this gives, and the time of the model.
-
-        A unit may take much longer between other neighbours: a pooling in float that no longer follows a convolution in
-        float does not run in its layout. The time is a share of the float model's time, at the worst batch size. It is
-        0 where costs are not measured.
-        """
-        if self.job.policy.how != "measured":
-            return self, 0.0
-        sizes, shares = [], [0.0]
-        for size in self.sizes:
-            (spent,), known = profile(size.bench, size.known, [size.bench.candidate(plan).source])
-            shares.append(math.inf if spent is None else spent.total / float_time(known.prices))
-            known = with_profile(known, plan, spent)
-            _keep(known)
-            sizes.append(replace(size, known=known))
-        return replace(self, sizes=tuple(sizes)), max(shares)
-
-
-def plans_by_price(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> PricedPlans:
-    """Return the cheapest plan for each price of noise.
-
-    The costs are the costs of `place`; costs that the cache lacks are measured now, and cached. If costs do not decide,
-    for instance in models with control flow, or if no noise is known, units become float, the noisiest first.
-
-    Args:
-        job: The job; models are timed on its feeds.
-        facts: The input of the rules.
-        rules: The plan by rules.
-        write: Writes a plan into a model.
-        noise: The noise at the outputs that each uint8 tensor adds.
-    """
-    how = job.policy.how
-    if not noise or not _costs_decide(job):
-        return PricedPlans(job, facts, all_int8_plan(facts, rules) if how == "all" else rules, noise)
-    sizes = []
-    for size in _sizes(job, facts, rules, write, noise):
-        known = size.known
-        if how == "measured":
-            _, known = profile_float(size.bench, known)
-            if has_unmeasured(known.prices):
-                known = measure_units(size.bench, known)
-                _keep(known)
-        sizes.append(replace(size, known=replace(known, prices=with_absorbed(known.prices))))
-    return PricedPlans(job, facts, rules, noise, tuple(sizes))
 
 
 def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
@@ -208,13 +135,13 @@ def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
     return fresh
 
 
-def _keep(known: Measured) -> None:
+def keep(known: Measured) -> None:
     """Add the costs to the cache, unless kernels had to wait for a processor while they were measured."""
     if known.sure:
         store.keep(known.fresh)
 
 
-def _costs_decide(job: Job) -> bool:
+def costs_decide(job: Job) -> bool:
     """Return whether costs decide: never in models with control flow; measured costs only with a feed."""
     how, timed = job.policy.how, job.feed is not None and not job.weights.large
     return not computes_in_bodies(job.simple) and (how == "estimated" or (how == "measured" and timed))
@@ -256,7 +183,7 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
     sizes = [_with_float(size) for size in sizes]
     long = [index for index, size in enumerate(sizes) if not size.brief]
     if not long:
-        return bench.candidate(_as_asked(bench.job, space.facts, space.rules)), Placement("rules")
+        return bench.candidate(as_asked(bench.job, space.facts, space.rules)), Placement("rules")
     tell = partial(_tell, bench.job, 1 + (FORMS + ROUNDS) * len(long))
     tell(1)
     for position, index in enumerate(long):
@@ -268,7 +195,7 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         plan = _untried([sizes[index].known.prices for index in long], candidates)
         candidates |= {} if plan is None else {"cut for all": bench.candidate(plan)}
     for index in long:
-        _keep(sizes[index].known)
+        keep(sizes[index].known)
     if bench.job.options.wants_native:
         everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
         candidates |= {f"{name}, native": bench.candidate(plan) for name, plan in everywhere.items()}

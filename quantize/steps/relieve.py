@@ -12,8 +12,8 @@ from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS
 from ..placement.joins import joins_of
 from ..placement.noise import Noises
+from ..placement.priced_plans import PricedPlans, plans_by_price
 from ..placement.rules import able
-from ..placement.search import PricedPlans, plans_by_price
 from ..runtime.progress import expect
 from .emit import correct, plan_by_rules
 from .evidence import RESCUE, evidence_of, widest

@@ -26,7 +26,8 @@ from ..accuracy.metrics import Metric, Reference, can_leave, fitted, score, scor
 from ..accuracy.pair import time_models
 from ..job import Candidate, Evidence, Job, Placement
 from ..placement.measuring import Write
-from ..placement.search import plans_by_price
+from ..placement.priced_plans import plans_by_price
+from ..placement.search import place
 from ..runtime.inputs import open_data
 from ..runtime.session import Runner
 from .emit import correct, plan_by_rules
@@ -148,8 +149,9 @@ def search(
 ) -> tuple[Candidate | None, Frontier]:
     """Find the fastest model that keeps the bar.
 
-    The price of noise is raised where the bar is missed and lowered where it is kept; each price has one cheapest
-    placement. `state` keeps the models that were tried, so that an interrupted search can continue.
+    The first model has the placement that `quantize` chooses without a goal. Then the price of noise is raised where
+    the bar is missed and lowered where it is kept; each price has one cheapest placement. `state` keeps the models that
+    were tried, so that an interrupted search can continue.
 
     Args:
         job: The job.
@@ -179,6 +181,10 @@ def search(
     _recall(walk)
     done = interrupted = False
     try:
+        if (
+            job.policy.how == "measured" and not walk.late
+        ):  # it tries more plans than one for each price, and times whole models
+            _try(walk, plan_at.usual_price, place(job, facts, rules, write, evidence.noise)[0].plan)
         done = _bisect(walk)
     except KeyboardInterrupt:
         if not walk.frontier.points:
@@ -214,9 +220,15 @@ def _bisect(walk: _Walk) -> bool:
     return True
 
 
-def _try(walk: _Walk, price: float) -> Point:
-    """Emit, judge and time the model of a price, unless one of its plan was tried before."""
-    plan = walk.plan_at(price)
+def _try(walk: _Walk, price: float, plan: Plan | None = None) -> Point:
+    """Emit, judge and time the model of a plan, unless it was tried before.
+
+    Args:
+        walk: The search.
+        price: The price of noise.
+        plan: The plan; None for the cheapest one at this price.
+    """
+    plan = walk.plan_at(price) if plan is None else plan
     digest = _digest(plan)
     known = next((point for point in walk.frontier.points if point.digest == digest), None)
     if known is not None:

@@ -30,8 +30,9 @@ from requant.quantize.placement.batches import compromises, fairest, finalists, 
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Bench, Measured, Write
+from requant.quantize.placement.priced_plans import plans_by_price
 from requant.quantize.placement.pricing import Prices, Space
-from requant.quantize.placement.search import Size, fastest, place, plans_by_price
+from requant.quantize.placement.search import Size, fastest, place
 from requant.quantize.project.check import quantize_arguments
 from requant.quantize.project.file import load_project
 from requant.quantize.runtime.clock import Times

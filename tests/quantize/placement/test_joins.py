@@ -30,6 +30,12 @@ net (float[1,8,16,16] x) => (float[1,8,16,16] y) {
   [sum] y = Add(c, b)
 }"""
 SHAPES = dict.fromkeys("xafbcy", (1, 8, 16, 16))
+POOLED = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[1,8,16,16] x) => (float[1,8,16,16] c) <float[8,8,3,3] w = {WEIGHTS}> {
+  [first] a = Conv <pads = [1, 1, 1, 1]> (x, w)
+  [pool] b = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)
+  [second] c = Conv <pads = [1, 1, 1, 1]> (b, w)
+}""".replace("WEIGHTS", ", ".join(["1"] * 8 * 8 * 9))
 
 
 def facts(group: int = 1) -> tuple[ir.Model, Facts]:
@@ -98,6 +104,25 @@ def test_a_convolution_is_native_where_that_pays_for_what_it_absorbs(
     assert found["gate"] is Impl.U8_NATIVE
     assert found["first"] is (Impl.U8_NATIVE if together else Impl.U8)
     assert found["second"] is found["sum"] is Impl.U8
+
+
+@pytest.mark.parametrize(("native", "beside"), [(20.0, True), (24.0, True), (40.0, False)])
+def test_a_unit_between_native_operators_is_native_unless_that_takes_much_longer(native: float, beside: bool) -> None:
+    """A kernel of the runtime between two of them may need another layout, which is not among its costs."""
+    made = ir.from_onnx_text(POOLED)
+    given = replace(facts_of(made), static=True, native=True, ranges=dict.fromkeys(SHAPES, (-1.0, 1.0)))
+    rules = choose_by(given, made)
+    forms = able(given, rules)
+    keys = {unit.name: signature(unit, given.nodes, SHAPES) for unit in rules.units}
+    costs = {"first": row(200.0, 20.0), "pool": row(20.0, native), "second": row(200.0, 20.0)}
+    rows = {keys[name]: {impl.value: us for impl, us in each.items()} for name, each in costs.items()}
+    space = Space(given, rules, forms, SHAPES, keys, frozenset({"c"}), {})
+    plan = cheapest_plan(Prices.of(space, Costs(Machine("1", "a cpu", 1), rows), {}))
+    assert chosen(plan) == {
+        "first": Impl.U8_NATIVE,
+        "pool": Impl.U8_NATIVE if beside else Impl.U8,
+        "second": Impl.U8_NATIVE,
+    }
 
 
 def test_nothing_is_rounded_between_a_convolution_and_what_it_absorbs() -> None:

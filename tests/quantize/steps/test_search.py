@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -26,9 +26,12 @@ from requant.quantize import Goal, Options, Point, search_model
 from requant.quantize.accuracy.drop import parse_drop
 from requant.quantize.accuracy.frontier import Frontier, undominated
 from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
+from requant.quantize.job import Job
+from requant.quantize.placement.facts import Facts
+from requant.quantize.placement.measuring import Write
 from requant.quantize.runtime.runtimes import STOCK
 from requant.quantize.steps import search as frontier
-from requant.transforms.plan import Plan
+from requant.transforms.plan import Choice, Impl, Plan
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 MODEL = SAMPLE_MODELS / "digits.onnx"
@@ -232,6 +235,23 @@ def test_scores_of_other_data_are_not_reused(change: Any, recalled: int, tmp_pat
     again = walk(change(source, place))
     frontier._recall(again)
     assert len(again.frontier.points) == recalled
+
+
+def test_the_placement_without_a_goal_is_the_first_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the best of many models that were timed whole; a price has one model, by the sum of costs of units."""
+    plans: list[Plan] = []
+
+    def placed(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> tuple[Any, Any]:
+        first = next(unit.name for unit in rules.units if rules.impl(unit).int8)
+        plans.append(rules.with_choices({first: Choice(Impl.FLOAT)}))
+        return write(plans[0]), None
+
+    monkeypatch.setattr(frontier, "place", placed)
+    options = replace(OPTIONS, place="measured", seconds=0.1)
+    tried = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options).search
+    assert tried is not None
+    assert len(tried.points) > 1
+    assert frontier._digest(plans[0]) in {point.digest for point in tried.points}
 
 
 def test_the_clock_ends_it(tmp_path: Path) -> None:

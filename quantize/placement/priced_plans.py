@@ -1,0 +1,95 @@
+"""The cheapest plan for each price of noise, for those who look for a plan that keeps a promise or a score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ...transforms.plan import Plan
+from ..job import Job
+from .facts import Facts
+from .measuring import Write, measure_units, profile, profile_float, with_profile
+from .plans_by_cost import common_plan, without_noisy
+from .pricing import float_time, has_unmeasured, usual_share, with_absorbed, with_noise_price
+from .rules import all_int8_plan
+from .search import Size, as_asked, costs_decide, keep, sizes_of
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPlans:
+    """The cheapest plan for each price of noise. The price is a share of the float model's time.
+
+    Attributes:
+        job: The job.
+        facts: The input of the rules.
+        rules: The plan where costs do not decide.
+        noise: The noise at the outputs that each uint8 tensor adds.
+        sizes: The batch sizes with their costs; empty where costs do not decide.
+    """
+
+    job: Job
+    facts: Facts
+    rules: Plan
+    noise: Mapping[str, float]
+    sizes: tuple[Size, ...] = ()
+
+    def __call__(self, price: float) -> Plan:
+        """Return the cheapest plan at a price of noise."""
+        if not self.sizes:
+            return as_asked(self.job, self.facts, without_noisy(self.rules, self.noise, price))
+        every = (size.known.prices for size in self.sizes)
+        priced = [with_noise_price(prices, self.job, float_time(prices), price) for prices in every]
+        return as_asked(self.job, self.facts, common_plan(priced))
+
+    @property
+    def usual_price(self) -> float:
+        """The price by the exchange of the effort, at which `place` looks for a plan; 0 where costs do not decide."""
+        noises = (size.known.prices.noises for size in self.sizes)
+        return max((usual_share(self.job, each.total) for each in noises), default=0.0)
+
+    def measured(self, plan: Plan) -> tuple[PricedPlans, float]:
+        """Profile the model of a plan, and return the plans by the costs that this gives, and the time of the model.
+
+        A unit may take much longer between other neighbours: a pooling in float that no longer follows a convolution in
+        float does not run in its layout. The time is a share of the float model's time, at the worst batch size. It is
+        0 where costs are not measured.
+        """
+        if self.job.policy.how != "measured":
+            return self, 0.0
+        sizes, shares = [], [0.0]
+        for size in self.sizes:
+            (spent,), known = profile(size.bench, size.known, [size.bench.candidate(plan).source])
+            shares.append(math.inf if spent is None else spent.total / float_time(known.prices))
+            known = with_profile(known, plan, spent)
+            keep(known)
+            sizes.append(replace(size, known=known))
+        return replace(self, sizes=tuple(sizes)), max(shares)
+
+
+def plans_by_price(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> PricedPlans:
+    """Return the cheapest plan for each price of noise.
+
+    The costs are the costs of `place`; costs that the cache lacks are measured now, and cached. If costs do not decide,
+    for instance in models with control flow, or if no noise is known, units become float, the noisiest first.
+
+    Args:
+        job: The job; models are timed on its feeds.
+        facts: The input of the rules.
+        rules: The plan by rules.
+        write: Writes a plan into a model.
+        noise: The noise at the outputs that each uint8 tensor adds.
+    """
+    how = job.policy.how
+    if not noise or not costs_decide(job):
+        return PricedPlans(job, facts, all_int8_plan(facts, rules) if how == "all" else rules, noise)
+    sizes = []
+    for size in sizes_of(job, facts, rules, write, noise):
+        known = size.known
+        if how == "measured":
+            _, known = profile_float(size.bench, known)
+            if has_unmeasured(known.prices):
+                known = measure_units(size.bench, known)
+                keep(known)
+        sizes.append(replace(size, known=replace(known, prices=with_absorbed(known.prices))))
+    return PricedPlans(job, facts, rules, noise, tuple(sizes))
