@@ -21,7 +21,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .. import RequantError
-from ..system.given import check_path
+from ..system.given import check_kind, check_path
 from ..system.notes import note_written
 from ..system.regular import check_replaceable, reason_of
 from ..system.scratch import scratch_file
@@ -29,7 +29,7 @@ from .decoding import LARGE_FILE, Count, Finite, Positive, convert_rows, load_do
 from .histogram import Histogram
 from .observations import Observations
 from .overrides import Overrides, overrides_from_json
-from .precision import Precision
+from .precision import FLOAT_MAX, Precision
 from .ranges import Range, Rule, parse_rule
 from .records import observations_from_json, observations_to_json
 
@@ -255,6 +255,8 @@ def save_ranges(path: str | os.PathLike[str], file: RangeFile) -> None:
     Raises:
         RequantError: The file cannot be written.
     """
+    check_path(path, "a range file")
+    check_kind(file, RangeFile, "the ranges must be a RangeFile")
     seen = observations_to_json(file.seen)
     overrides = file.overrides.to_json()
     limit = file.data.histogram_values
@@ -345,6 +347,8 @@ class _TensorRow(msgspec.Struct, frozen=True):
             raise ValueError(f"{'lo' if self.lo is UNSET else 'hi'!r} is missing")
         if self.lo is not UNSET and self.hi is not UNSET and self.lo > self.hi:
             raise ValueError("'lo' is above 'hi'")
+        if any(bound is not UNSET and abs(bound) > FLOAT_MAX for bound in (self.lo, self.hi)):
+            raise ValueError("the range is beyond float32")
 
 
 class _Document(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .. import RequantError
+from ..system.given import whole
 from ..system.regular import check_regular
 from . import audio, images, text
 from .arrays import SUFFIXES, array_folder, npz_file
@@ -146,8 +147,7 @@ class Source:
         Raises:
             RequantError: `n` is below 1, or so large that memory cannot hold the positions.
         """
-        if n < 1:
-            raise RequantError(f"cannot pick {n} samples; at least 1 is needed")
+        n = whole(n, "samples", 1)
         n = min(n, sys.maxsize // 8)
         positions: Sequence[int] | None = self.picked
         if positions is None and self.rows.length is not None:

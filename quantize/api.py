@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from .. import RequantError
 from ..calibration.sources import DataSource
-from ..system.given import or_default
+from ..system.given import check_function, or_default
 from .job import Evidence
 from .model.files import staging
 from .options.declared import AUTO
@@ -63,6 +63,9 @@ def quantize_model(
         RequantError: The request cannot be met; nothing was written.
     """
     options = or_default(options, Options)
+    check_function(progress, "progress")
+    if look is not None:
+        check_function(look, "look")
     if options.runtime == AUTO:
         raise RequantError(f"quantize_model is for one runtime; quantize_fastest is for runtime={AUTO!r}")
     check_files(model, data, output, options)

@@ -14,6 +14,9 @@ from .. import RequantError
 
 Kind = TypeVar("Kind")
 
+MOST_ITEMS = 2**16
+"""The largest batch size."""
+
 
 def names_of(value: object, what: str) -> tuple[str, ...]:
     """Return names as a tuple; a text is refused, which would be split into letters.
@@ -77,22 +80,36 @@ def or_default(given: Kind | None, kind: type[Kind], what: str = "options") -> K
     return given
 
 
-def whole(value: object, what: str, least: int) -> int:
+def check_function(value: object, what: str) -> None:
+    """Refuse what cannot be called, before it is called after long work.
+
+    Raises:
+        RequantError: It cannot.
+    """
+    if not callable(value):
+        raise RequantError(f"{what} must be a function, not {kind_of(value)}")
+
+
+def whole(value: object, what: str, least: int, most: int | None = None) -> int:
     """Return an integer as Python's own.
 
     Args:
         value: An integer, perhaps of numpy.
         what: Its name, for the error.
         least: The least one.
+        most: The greatest one; None without a limit.
 
     Raises:
-        RequantError: It is no integer, or below the least one.
+        RequantError: It is no integer, below the least one, or above the greatest one.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise RequantError(f"{what} must be an integer, not {kind_of(value)}")
-    if value < least:
-        raise RequantError(f"{what} must be at least {least}, not {value}")
-    return int(value)
+    number = int(value)
+    if number < least:
+        raise RequantError(f"{what} must be at least {least}, not {number}")
+    if most is not None and number > most:
+        raise RequantError(f"{what} must be at most {most}, not {number}")
+    return number
 
 
 def normalise_fields(given: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from .block_weights import Blocked
@@ -44,7 +45,10 @@ def to_blocks(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
 
 
 def _stored(node: ir.Node, index: int, blocked: Blocked, weights: WeightWriter) -> tuple[ir.Value, ir.Value]:
-    """Return initializers in the graph of `node`, codes and scales; nodes with equal weights share them."""
+    """Return initializers in the graph of `node`, codes and scales; nodes of one weight share those that are equal.
+
+    Steps of an unrolled recurrence may have scales of their own for the same codes.
+    """
     graph, source, form = graph_of(node), node.inputs[index], blocked.form
     assert source is not None  # required by the operator
     rows, columns = blocked.steps.shape
@@ -52,9 +56,12 @@ def _stored(node: ir.Node, index: int, blocked: Blocked, weights: WeightWriter) 
         codes = blocked.packed(columns)
     else:
         codes = blocked.packed(form.blocks(columns) * form.size).reshape(rows, form.blocks(columns), -1)
-    key = (graph, source, "blocks", codes.shape, hash(codes.tobytes()), blocked.scale.tobytes())
     stored = weights.writer.stored
-    if (key, "codes") not in stored:
-        for part, array in (("codes", codes), ("scale", blocked.scale)):
-            stored[key, part] = weights.writer.initializer(graph, f"{source.name}/{part}", array)
-    return stored[key, "codes"], stored[key, "scale"]
+
+    def initializer(part: str, array: np.ndarray) -> ir.Value:
+        key = (graph, source, part, array.shape, hash(array.tobytes()))
+        if key not in stored:
+            stored[key] = weights.writer.initializer(graph, f"{source.name}/{part}", array)
+        return stored[key]
+
+    return initializer("codes", codes), initializer("scale", blocked.scale)

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from .. import RequantError, near
+from ..system.given import check_kind
 from . import plugins
 from .existing import MADE_KEY, is_finished
 from .groups import SPARING, members
@@ -97,6 +98,7 @@ def parse(text: str) -> Pipeline:
             a missing option, or a step before a step that must come earlier. The message shows the place and similar
             names.
     """
+    check_kind(text, str, "a pipeline must be a text")
     scanned = _scan(text)
     if not scanned:
         raise PipelineError("the pipeline is empty: name at least one transform")
@@ -115,6 +117,7 @@ def parse_groups(text: str) -> Pipeline:
         PipelineError: Bad syntax, an unknown group, an option that no step of the group has, a value of the wrong type,
             or steps in a forbidden order. The message shows the place.
     """
+    check_kind(text, str, "a pipeline must be a text")
     load_plugins()
     scanned = _scan(text)
     if not scanned:

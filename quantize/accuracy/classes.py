@@ -72,7 +72,9 @@ def _candidates(outputs: Outputs) -> dict[str, Array]:
 
 
 def evident_scores(outputs: Outputs, sample: Sample) -> tuple[str, Array] | None:
-    """Return the first output that is known to hold scores per class, with its name; None without evidence.
+    """Return the output that is known to hold scores per class, with its name; None without evidence.
+
+    It is the first one with probabilities, else the first one: a head of classes may stand behind one of boxes.
 
     Evidence is one of these: an integer label for each row of scores; rows of probabilities; one row for each item of
     the batch, unless the rows are normalised to length 1, as embeddings are. A detector has many rows per item, and its
@@ -88,7 +90,9 @@ def evident_scores(outputs: Outputs, sample: Sample) -> tuple[str, Array] | None
         for name, scores in found.items():
             if label.size == math.prod(scores.shape[:-1]):
                 return name, scores
-    return next(((name, scores) for name, scores in found.items() if _are_evident(scores, sample)), None)
+    evident = [(name, scores) for name, scores in found.items() if _are_evident(scores, sample)]
+    sure = (each for each in evident if are_probabilities(each[1].reshape(-1, each[1].shape[-1])))
+    return next(sure, evident[0] if evident else None)
 
 
 def _are_evident(scores: Array, sample: Sample) -> bool:

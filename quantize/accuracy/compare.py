@@ -12,7 +12,7 @@ from ... import RequantError
 from ...calibration.session import InputSpec, input_specs, open_session
 from ...calibration.sources import DataSource, Source, open_source
 from ...calibration.state import Link, summary
-from ...system.given import check_kind, check_path, whole
+from ...system.given import MOST_ITEMS, check_function, check_kind, check_path, whole
 from ...transforms.inference import outputs_of
 from ..model.files import Weights, load_model, size_on_disk
 from ..runtime.loads import loads_of
@@ -157,7 +157,8 @@ def compare_models(
     if metric is not None:
         check_kind(metric, (str, Metric), "the metric must be a name, FILE.py:NAME or a Metric")
     check_kind(setting, Setting, "the setting must be a Setting")
-    batch = whole(batch, "batch", 1)
+    check_function(progress, "progress")
+    batch = whole(batch, "batch", 1, MOST_ITEMS)
     chosen = metric_named(metric) if isinstance(metric, str) else metric
     source = common_source(float_model, int8_model, data)
     first = next(iter(source))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import os
@@ -33,6 +34,8 @@ HEAD = 4096
 MALFORMED = "malformed, --update writes a new one"
 COPIED = ("float_model", "int8_model", "mac_share", "size", "opset")
 """Attributes of `Measured` that are written as they are."""
+UNSEALED = frozenset({"format", "version", "checksum", "tolerances"})
+"""What the checksum leaves out."""
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -81,6 +84,7 @@ class Document(msgspec.Struct, frozen=True):
     layers: dict[str, object]
     noise: dict[str, Number]
     runtime: RuntimeRow | None = None
+    checksum: str | None = None  # files of old versions have none
 
 
 class LayerRow(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +107,8 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
     """Read a lock file.
 
     Raises:
-        RequantError: It is missing, malformed, of another version, or a tolerance in it is out of range.
+        RequantError: It is missing, malformed, of another version, or edited elsewhere than in its tolerances; or a
+            tolerance is out of range.
     """
     check_path(path, "a baseline")
     name = os.fspath(path)
@@ -115,6 +120,8 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
     if document.get("version") != VERSION:
         version = document.get("version")
         raise RequantError(f"{name}: baseline of version {version!r}; this program reads {VERSION}: --update")
+    if "checksum" in document and document["checksum"] != checksum(document):
+        raise RequantError(f"{name}: more than the tolerances was edited, or a part is missing: --update measures anew")
     try:
         return _baseline(document, name)
     except RequantError as error:
@@ -157,9 +164,7 @@ def check_writable(*paths: Path | None) -> None:
 def _document(baseline: Baseline) -> dict[str, Any]:
     """Return a baseline as plain JSON values."""
     measured, setting = baseline.measured, baseline.measured.setting
-    return {
-        "format": FORMAT,
-        "version": VERSION,
+    found = {
         "tolerances": baseline.tolerances.to_json(),
         "samples": baseline.samples,
         **{name: getattr(measured, name) for name in COPIED},
@@ -175,6 +180,13 @@ def _document(baseline: Baseline) -> dict[str, Any]:
         },
         "noise": {name: plain_number(value) for name, value in measured.noise.items()},
     }
+    return {"format": FORMAT, "version": VERSION, "checksum": checksum(found), **found}
+
+
+def checksum(document: Mapping[str, Any]) -> str:
+    """Return a digest of what the document of a baseline says, without the tolerances, which people edit."""
+    said = {key: value for key, value in document.items() if key not in UNSEALED}
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _scored_json(scored: Scored) -> dict[str, Any]:

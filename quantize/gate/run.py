@@ -19,7 +19,7 @@ from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import Link
 from ...system.apart import PathLike
-from ...system.given import normalise_fields, or_default
+from ...system.given import MOST_ITEMS, check_kind, normalise_fields, or_default, whole
 from ...system.printable import printable
 from ...transforms.inference import outputs_of
 from ..accuracy.classes import open_rows
@@ -77,9 +77,11 @@ class CheckOptions:
         normalise_fields(self)
         if isinstance(self.metrics, str):
             raise RequantError(f"metrics must be a sequence of names, not the text {self.metrics!r}")
+        for metric in self.metrics or ():
+            check_kind(metric, (str, Metric), "a metric must be a name, FILE.py:NAME or a Metric")
         for name, number in (("samples", self.samples), ("batch", self.batch)):
-            if number is not None and number < 1:
-                raise RequantError(f"{name} must be at least 1, not {number}")
+            if number is not None:
+                whole(number, name, 1, MOST_ITEMS if name == "batch" else None)
         for name, least in (("threads", self.threads), ("seconds", self.seconds)):
             if least is not None and not 0 <= least < math.inf:
                 raise RequantError(f"{name} must be 0 or more, not {least}")

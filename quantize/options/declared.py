@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 
+from ...system.given import MOST_ITEMS
 from .efforts import CORRECTIONS, EFFORTS
 from .option import MOST_THREADS, Kind, Option, parse_batches, parse_bytes
 
@@ -96,7 +97,9 @@ PRECISION = Option(
 SAMPLES = Option(
     "samples", Kind.INT, "Use N samples, evenly spaced.", "data", unset="all", least=1, metavar="N", sample=200
 )
-BATCH = Option("batch", Kind.INT, "Items per run while timing.", "speed", default=1, least=1, metavar="N")
+BATCH = Option(
+    "batch", Kind.INT, "Items per run while timing.", "speed", default=1, least=1, most=MOST_ITEMS, metavar="N"
+)
 BATCHES = Option(
     "batch",
     Kind.INTS,
@@ -367,7 +370,7 @@ CHECK: tuple[Option, ...] = (
     Option(
         "samples", Kind.INT, "Use N samples, evenly spaced.", "data", unset="all", least=1, metavar="N", sample=1000
     ),
-    Option("batch", Kind.INT, "Items per run while timing.", "speed", unset=AS_BEFORE, least=1, metavar="N", sample=1),
+    replace(BATCH, default=None, unset=AS_BEFORE, sample=1),
     Option(
         "threads",
         Kind.INT,

@@ -11,9 +11,8 @@ from numbers import Integral
 from typing import Any
 
 from ... import RequantError
+from ...system.given import MOST_ITEMS
 
-MOST_ITEMS = 2**16
-"""The largest batch size."""
 MOST_THREADS = 2**12
 """The most threads of a session."""
 

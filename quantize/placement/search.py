@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,13 +102,37 @@ def as_asked(job: Job, facts: Facts, plan: Plan) -> Plan:
 def sizes_of(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> list[Size]:
     """Return the batch sizes with the costs that are known before anything is measured; one size without data."""
     costs = _known_costs(job)
-    found = []
+    found, keys = [], set[str]()
     for load in job.loads or (None,):
         batch, feed, regime = (1, None, None) if load is None else (load.batch, load.feed, load.regime)
         space = Space.of(job, facts, rules, feed)
+        keys.update(space.keys.values())
         prices = with_absorbed(Prices.of(space, costs, noise))
         found.append(Size(batch, Bench.of(job, space, write, feed), Measured.of(prices), regime=regime))
+    if job.policy.costs is not None:
+        _check_costs(job, costs, keys)
     return found
+
+
+def _check_costs(job: Job, costs: Costs, keys: Collection[str]) -> None:
+    """Refuse a file that has costs of no unit of a model; warn if it has them of some units only.
+
+    Args:
+        job: The job.
+        costs: The costs of the file that the user gives.
+        keys: The signatures of the units that may become int8.
+
+    Raises:
+        RequantError: No unit of the model is in the file.
+    """
+    known = {key for key in keys if Impl.FLOAT.value in costs.rows.get(key, {})}
+    if keys and not known:
+        raise RequantError(
+            f"{job.policy.costs}: has costs of no unit of {job.path}; measure them with 'requant costs measure'"
+        )
+    if len(known) < len(keys):
+        few = f"{len(known)} of {len(keys)} kinds of units have costs in {job.policy.costs}; others are estimated"
+        logging.getLogger("requant").warning("requant: %s", few)
 
 
 def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import onnx_ir as ir
+
 from ... import RequantError
 from ...system.scratch import exclusive
 from ...transforms import METADATA_KEY
 from ...transforms.existing import is_finished
-from ...transforms.graph import nodes_by_name
+from ...transforms.graph import constant, nodes_by_name
 from ...transforms.plan import Impl, Plan
 from ...transforms.reasons import ALREADY, INTEGER, other
 from ..accuracy.choices import GIVEN_NOTE, was_given
@@ -349,12 +351,15 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     """Return a note for each range of the user that the plan does not use."""
     own = job.supply.overrides
     values = {value for unit in plan.units for value in (*unit.inputs, *unit.outputs)}
+    known = ir.convenience.create_value_mapping(job.simple.graph) if own.tensors else {}
     notes = []
     for name, override in own.tensors.items():
-        if override.keep_float or name in plan.observed or name not in values:
+        if override.keep_float or name in plan.observed or name not in known:
             continue
         root = plan.root(name)
         why = f"it has the scale of {root!r}" if root != name else "it stays float"
+        if name not in values:
+            why = "it lies inside a unit" if constant(known[name]) is None else "it is a constant"
         notes.append(f"{own.source}: the range of tensor {name!r} is not used: {why}")
     return notes
 

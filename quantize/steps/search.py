@@ -19,6 +19,7 @@ from ...calibration.kept import kept
 from ...calibration.session import ModelSource
 from ...calibration.sources import DataSource, Source
 from ...calibration.stamps import data_stamp
+from ...system.given import check_kind
 from ...transforms.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
 from ..accuracy.frontier import Frontier, Point
@@ -61,11 +62,14 @@ class Goal:
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        """Check the time budget.
+        """Check the types and the time budget.
 
         Raises:
-            RequantError: It is not positive.
+            RequantError: An attribute is of another type, or the budget is not positive.
         """
+        check_kind(self.metric, Metric, "the metric must be a Metric, such as metric_named('top1')")
+        check_kind(self.allowance, Allowance, "the allowance must be an Allowance, such as parse_drop('0.5%')")
+        check_kind(self.seconds, (int, float), "seconds must be a number")
         if not self.seconds > 0:
             raise RequantError(f"the time budget must be more than 0 seconds, not {self.seconds:g}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...system.apart import PathLike
-from ...system.given import check_kind, normalise_fields, or_default
+from ...system.given import check_kind, check_path, normalise_fields, or_default
 from ...system.printable import one_line
 from ...transforms import Pipeline, StepResult, load_plugins, parse, run
 from ..model.dumps import begin_dumps
@@ -104,6 +104,8 @@ def transform_model(
     Raises:
         RequantError: The pipeline or the model cannot be used, a step failed, or the output cannot be written.
     """
+    check_path(model, "a model")
+    check_path(output, "an output")
     options, source = or_default(options, TransformOptions), Path(model)
     load_plugins()
     pipeline = parse(transforms) if isinstance(transforms, str) else transforms

@@ -245,6 +245,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"tensors": {"a": {"statistic": STATISTIC}}}, "tensor 'a': 'lo' is missing"),
     ({"tensors": {"a": {"statistic": STATISTIC, "lo": 0.0}}}, "tensor 'a': 'hi' is missing"),
     ({"tensors": {"a": {"statistic": STATISTIC, "lo": 1, "hi": 0}}}, "tensor 'a': 'lo' is above 'hi'"),
+    ({"tensors": {"a": {"statistic": STATISTIC, "lo": 1, "hi": 1e308}}}, "tensor 'a': the range is beyond float32"),
     ({"tensors": {"a": {"statistic": STATISTIC, "lo": True, "hi": 1}}}, "tensor 'a': 'lo': expected float, got bool"),
     (
         {"tensors": {"a": {"statistic": STATISTIC | {"count": 0}, "lo": 0, "hi": 1}}},

@@ -668,7 +668,7 @@ def test_samples_of_samples() -> None:
     source = open_source([{"x": row[None]} for row in rows(12, 3)], [X]).samples(6)
     assert [feed[0][0] / 3 for feed in feeds(source.samples(3))] == [0, 4, 8]
     assert source.description == "a list of feeds (6 samples)"
-    with pytest.raises(RequantError, match="cannot pick 0 samples"):
+    with pytest.raises(RequantError, match="samples must be at least 1, not 0"):
         source.samples(0)
 
 

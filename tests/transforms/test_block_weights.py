@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
@@ -16,8 +19,10 @@ from requant import RequantError
 from requant.quantize import Options, quantize_model
 from requant.quantize.options.declared import Strategy
 from requant.quantize.options.selection import Selection
+from requant.transforms.block_forms import to_blocks
 from requant.transforms.block_weights import in_blocks
 from requant.transforms.qparams import BLOCK_BITS, BLOCK_SIZES, BlockForm, Scheme
+from requant.transforms.writer import Writer
 
 MS = "com.microsoft"
 HEADER = f'<ir_version: 10, opset_import: ["" : 21, "{MS}" : 1]>\n'
@@ -162,3 +167,21 @@ def test_short_rows_get_smaller_blocks(columns: int, size: int) -> None:
 def test_blocks_without_a_kernel_are_refused(wanted: Any, message: str) -> None:
     with pytest.raises(RequantError, match=message):
         Scheme(**wanted)
+
+
+def test_products_of_one_weight_share_equal_codes_beside_other_scales() -> None:
+    """The steps of an unrolled recurrence may have learned scales of their own."""
+    text = "g (float[2,8] x) => (float[2,4] y) { [a] t = MatMul(x, w) [b] u = MatMul(x, w) y = Add(t, u) }"
+    proto, weights = onnx.parser.parse_model(HEADER + text), drawn((4, 8, 0))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(weights.T), "w"))
+    model = ir.from_proto(proto)
+    found = in_blocks(weights, BlockForm(8, 32))
+    own = {"a": found, "b": replace(found, scale=found.scale * np.float32(1.01))}
+    writing = SimpleNamespace(
+        writer=Writer.of(model, Scheme()), blocked=lambda node, _: own[node.name], bias_row=lambda node: None
+    )
+    for node in [node for node in model.graph if node.op_type == "MatMul"]:
+        to_blocks(node, cast("Any", SimpleNamespace(op="MatMul")), cast("Any", writing))
+    one, other = (node for node in model.graph if node.op_type == "MatMulNBits")
+    assert one.inputs[1] is other.inputs[1]
+    assert one.inputs[2] is not other.inputs[2]

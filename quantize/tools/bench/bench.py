@@ -14,7 +14,7 @@ from typing import Any
 from .... import RequantError
 from ....calibration.session import LARGE, Array, input_specs, open_session
 from ....calibration.sources import DataSource
-from ....system.given import normalise_fields, or_default, whole
+from ....system.given import MOST_ITEMS, check_function, check_path, normalise_fields, or_default, whole
 from ...model.files import load_model, size_on_disk
 from ...model.shapes import Lengths, open_axes, resolve
 from ...runtime.clock import Clock, Times, doubt, race, uncertainty
@@ -178,7 +178,7 @@ class Load:
             RequantError: There is one.
         """
         normalise_fields(self)
-        whole(self.batch, "batch", 1)
+        whole(self.batch, "batch", 1, MOST_ITEMS)
         if not 0 <= self.seconds < math.inf:
             raise RequantError(f"seconds must be 0 or more, not {self.seconds:g}")
 
@@ -207,6 +207,10 @@ def bench_model(
             length is unknown; or what only ONNX Runtime has is asked of another runtime.
     """
     load = or_default(load, Load, "load")
+    search = None if search is None else or_default(search, Search, "search")
+    check_function(progress, "progress")
+    for each in (path, *([other] if other is not None else [])):
+        check_path(each, "a model")
     models = [Path(path), *([Path(other)] if other is not None else [])]
     runtime = load.setting.opened()
     if runtime is not STOCK:

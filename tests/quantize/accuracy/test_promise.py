@@ -201,6 +201,7 @@ EVIDENCE: dict[str, tuple[dict[str, Any], Any, str | None]] = {
     "labels of something else": ({"y": np.ones((2, 9, 5), np.float32)}, np.zeros((2, 4), np.int64), None),
     "an embedding": ({"y": normalised(2, 32)}, None, None),
     "the second output": ({"e": normalised(2, 32), "y": LOGITS}, None, "y"),
+    "probabilities behind boxes": ({"boxes": LOGITS[:, :4], "y": probabilities(2, 7)}, None, "y"),
     "a single score": ({"y": np.ones((2, 1), np.float32)}, None, None),
 }
 

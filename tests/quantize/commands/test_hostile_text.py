@@ -28,6 +28,7 @@ from requant.quantize.console.progress import progress_bar
 from requant.quantize.console.quantized import print_findings
 from requant.quantize.console.terminal import Terminal
 from requant.quantize.gate.judge import Line, Status
+from requant.quantize.gate.lock import checksum
 from requant.quantize.gate.outputs import github_lines, junit, markdown
 from requant.quantize.gate.run import Check
 from requant.system.printable import LINE, printable, printable_lines
@@ -198,7 +199,8 @@ def test_the_gate(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invoke(*pair, "--baseline", "lock.json", "--update")
     assert (run / "lock.json").read_text(encoding="utf-8").isascii()
     baseline = json.loads((run / "lock.json").read_text())
-    (run / "lock.json").write_text(json.dumps({**baseline, "opset": 99}))
+    newer = {**baseline, "opset": 99}
+    (run / "lock.json").write_text(json.dumps({**newer, "checksum": checksum(newer)}))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(run / "summary.md"))
     shown = invoke(*pair, "--baseline", "lock.json", "--junit", "j.xml", "--markdown", "m.md", code=1)

@@ -697,11 +697,14 @@ def test_overrides_win_over_pairs_in_the_model(tmp_path: Path) -> None:
 
 
 def test_overrides_that_decide_nothing_are_told(tmp_path: Path, model: Path, data: Path) -> None:
-    mine = overrides(tmp_path, "[tensors.b]\nrange = [0, 1]\n[tensors.s]\nrange = [0, 1]\n")
+    mine = overrides(
+        tmp_path, "[tensors.b]\nrange = [0, 1]\n[tensors.s]\nrange = [0, 1]\n[tensors.w]\nrange = [0, 1]\n"
+    )
     notes = quantized(model, tmp_path / "out.onnx", "--data", data, "--overrides", mine, "--exclude-nodes", "two,three")
     assert notes["notes"] == [
         f"{mine}: tensor 'b' was folded into its neighbours by simplification",
         f"{mine}: the range of tensor 's' is not used: it stays float",
+        f"{mine}: the range of tensor 'w' is not used: it is a constant",
     ]
 
 

@@ -217,11 +217,36 @@ def test_a_malformed_baseline_is_refused_with_the_place(
 ) -> None:
     document = json.loads((folder / "lock.json").read_text())
     change(document)
+    document["checksum"] = lock.checksum(document)
     (tmp_path / "lock.json").write_text(json.dumps(document))
     with pytest.raises(RequantError) as error:
         lock.load_baseline(tmp_path / "lock.json")
     assert says in str(error.value)
     assert str(tmp_path / "lock.json") in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        placed({}, "metrics"),
+        placed({}, "layers"),
+        placed({}, "data", "statistics"),
+        placed(99, "opset"),
+    ],
+    ids=["metrics", "layers", "statistics", "opset"],
+)
+def test_a_baseline_may_be_edited_in_its_tolerances_alone(
+    folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """A gate with an emptied table compares nothing, and stays green."""
+    document = json.loads((folder / "lock.json").read_text())
+    document["tolerances"]["top1"] = 0.25
+    (tmp_path / "lock.json").write_text(json.dumps(document))
+    assert lock.load_baseline(tmp_path / "lock.json").tolerances.drops["top1"].amount == 0.25
+    change(document)
+    (tmp_path / "lock.json").write_text(json.dumps(document))
+    with pytest.raises(RequantError, match="more than the tolerances was edited, or a part is missing: --update"):
+        lock.load_baseline(tmp_path / "lock.json")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from requant.quantize import check_project
-from requant.quantize.gate.lock import load_baseline
+from requant.quantize.gate.lock import checksum, load_baseline
 from requant.quantize.project.file import load_project, parse_project
 
 from ...installed import install_wheel
@@ -243,10 +243,15 @@ def test_pair(requant_check):
 """
 
 
+def sealed(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a baseline with its checksum."""
+    return document | {"checksum": checksum(document)}
+
+
 @pytest.mark.slow
 def test_the_fixture_passes_and_fails_with_reasons(project: Path) -> None:
     lock = json.loads((project / "requant.lock.json").read_text())
-    (project / "pair.json").write_text(json.dumps(lock | {"samples": 20, "opset": 99}))
+    (project / "pair.json").write_text(json.dumps(sealed(lock | {"samples": 20, "opset": 99})))
     (project / "test_int8.py").write_text(TESTS)
     done = run_pytest(project)
     assert "1 failed, 1 passed" in done.stdout, done.stdout
@@ -256,7 +261,7 @@ def test_the_fixture_passes_and_fails_with_reasons(project: Path) -> None:
 @pytest.mark.slow
 def test_a_failing_project_fails_its_test_without_a_traceback(project: Path) -> None:
     lock = json.loads((project / "requant.lock.json").read_text())
-    (project / "requant.lock.json").write_text(json.dumps(lock | {"opset": 99}))
+    (project / "requant.lock.json").write_text(json.dumps(sealed(lock | {"opset": 99})))
     (project / "test_int8.py").write_text(TESTS)
     failed = run_pytest(project, "-k", "project")
     assert re.search(r"^opset: 99 -> 17: ", failed.stdout, re.MULTILINE), failed.stdout

@@ -490,6 +490,23 @@ def test_costs_of_other_threads(tmp_path: Path) -> None:
         quantize_model(path, str(data), tmp_path / "o.onnx", Options(costs=tmp_path / "c.json"))
 
 
+def test_costs_of_another_model_are_refused_and_of_a_part_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, data = saved(tmp_path)
+    machine = Machine.here(1)
+    options = Options(costs=tmp_path / "c.json", isa="vnni", force_int8=True, seconds=0.1, effort="low")
+    store.save(Costs(machine, {"Conv-00": {"float": 1.0, "u8->u8": 1.0}}), tmp_path / "c.json")
+    with pytest.raises(RequantError, match=r"c\.json: has costs of no unit of .*m\.onnx; measure them with"):
+        quantize_model(path, str(data), tmp_path / "o.onnx", options)
+    measured = measure_costs(path, str(data), Options(isa="vnni"))
+    first, *others = measured.rows
+    assert others
+    store.save(Costs(machine, {first: measured.rows[first]}), tmp_path / "c.json")
+    quantize_model(path, str(data), tmp_path / "o.onnx", options)
+    assert f"1 of {1 + len(others)} kinds of units have costs in {tmp_path / 'c.json'}" in caplog.text
+
+
 def test_shapes_of_free_axes_come_from_the_feed(tmp_path: Path) -> None:
     keys = []
     for side in (32, 64):
