@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .block_weights import Blocked
-from .graph import graph_of, take_place
+from .graph import graph_of, replace_node
 from .int8_weights import WeightWriter
 from .ops import MS
 from .plan import Unit
@@ -34,13 +34,13 @@ def to_blocks(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     if gathers:
         inputs = [codes, node.inputs[1], scale]
         attributes |= {"gather_axis": 0, "quantize_axis": 1}
-        take_place(node, ir.node("GatherBlockQuantized", inputs, attributes, domain=MS, name=node.name))
+        replace_node(node, ir.node("GatherBlockQuantized", inputs, attributes, domain=MS, name=node.name))
         return 1
     rows, columns = blocked.steps.shape
     attributes |= {"K": columns, "N": rows, "accuracy_level": INTEGER_PRODUCTS}
     bias = weights.bias_row(node)
     inputs = [node.inputs[0], codes, scale, *([] if bias is None else [None, None, bias])]
-    take_place(node, ir.node("MatMulNBits", inputs, attributes, domain=MS, name=node.name))
+    replace_node(node, ir.node("MatMulNBits", inputs, attributes, domain=MS, name=node.name))
     return 1
 
 

@@ -6,7 +6,7 @@ from math import inf
 
 import onnx_ir as ir
 
-from .graph import constant, discard, node_name, quiet, take
+from .graph import constant, discard, node_name, quiet, unused_name
 from .inline_functions import inline_functions
 from .registry import Change, TransformError, transform
 from .verify import VerifyError, signature, verify
@@ -113,4 +113,4 @@ def _name_nodes(graph: ir.Graph) -> None:
     taken = {node.name for node in graph.all_nodes() if node.name}
     for node in graph.all_nodes():
         if not node.name:
-            node.name = take(taken, node_name(node))
+            node.name = unused_name(taken, node_name(node))

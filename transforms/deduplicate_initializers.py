@@ -8,7 +8,7 @@ from onnx_ir.passes.common import DeduplicateHashedInitializersPass
 from .graph import quiet, release
 from .registry import Change, transform
 
-LARGE = 2**12
+COMPARED = 2**12
 """Number of elements up to which a tensor is always compared as a whole."""
 
 
@@ -33,17 +33,17 @@ def merge_initializers(model: ir.Model) -> int:
 
 
 def _most_to_read(graph: ir.Graph) -> int:
-    """Return the size of the largest initializer that begins with the same elements as another one, at least `LARGE`.
+    """Return the size of the largest initializer that begins like another one, at least `COMPARED`.
 
     The pass reads whole initializers, which is slow for large ones. Most large initializers differ in the first
-    `LARGE` elements.
+    `COMPARED` elements.
     """
     seen: set[object] = set()
-    most = LARGE
+    most = COMPARED
     for value in graph.initializers.values():
         tensor = value.const_value
-        if tensor is not None and tensor.size > LARGE:
-            begin = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.numpy().reshape(-1)[:LARGE].tobytes())
+        if tensor is not None and tensor.size > COMPARED:
+            begin = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.numpy().reshape(-1)[:COMPARED].tobytes())
             release(tensor)
             most = max(most, tensor.size if begin in seen else 0)
             seen.add(begin)

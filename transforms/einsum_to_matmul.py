@@ -19,8 +19,8 @@ from .graph import (
     insert_before,
     names,
     node_name,
-    take,
-    take_over,
+    replace_by_earlier,
+    unused_name,
 )
 from .inference import stand_ins
 from .registry import Change, LeftAlone, transform
@@ -83,7 +83,7 @@ class _Writer:
 
     def integers(self, what: str, numbers: Iterable[int]) -> ir.Value:
         """Add a constant vector of int64."""
-        name = take(self.taken, f"{self.stem}/{what}")
+        name = unused_name(self.taken, f"{self.stem}/{what}")
         return add_initializer(graph_of(self.node), name, np.array(list(numbers), np.int64))
 
     def over_axes(self, op: str, value: ir.Value, axes: Sequence[int], **attributes: object) -> ir.Value:
@@ -151,7 +151,7 @@ def einsum_to_matmul(model: ir.Model) -> Change:
         except LeftAlone as left:
             change.skip(str(left))
             continue
-        take_over(node, result)
+        replace_by_earlier(node, result)
         discard(*inputs)
         change.applied += 1
     return change
@@ -292,5 +292,5 @@ def _weights(writer: _Writer, product: _Product, weights: ir.TensorProtocol) -> 
         array = array.sum(axis=summed, dtype=np.float64 if array.dtype.kind == "f" else None) if summed else array
         return array.transpose([left.index(letter) for letter in order]).reshape(shape)
 
-    name = take(writer.taken, f"{product.right.value.name}_matrix")
+    name = unused_name(writer.taken, f"{product.right.value.name}_matrix")
     return derive_initializer(graph_of(writer.node), name, weights, arranged, shape)

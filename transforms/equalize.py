@@ -20,7 +20,7 @@ import onnx_ir as ir
 from .. import UnknownNameError
 from .channel_rules import RULES
 from .channel_scales import Floats, Fold, Look
-from .graph import constant, derive_initializer, discard, graph_of, names, release, take
+from .graph import constant, derive_initializer, discard, graph_of, names, release, unused_name
 from .inference import inferred
 from .ops import key
 from .registry import Change, LeftAlone, TransformError
@@ -231,4 +231,4 @@ def _vacated(fold: Fold, taken: set[str]) -> str:
         discard(old)
         return old.name
     discard(old)
-    return take(taken, f"{old.name}_scaled")
+    return unused_name(taken, f"{old.name}_scaled")

@@ -14,7 +14,7 @@ from .registry import Change, transform
 
 SWEEPS = 64
 """The maximum number of passes. The scales of a group change the weights of its neighbours, so passes repeat."""
-FARTHEST = 8
+MOST_EXPONENT = 8
 """The maximum scale of a channel is two to this power."""
 
 
@@ -55,7 +55,7 @@ def _equalizing(group: Group) -> Floats:
     live = (before > 0) & (after > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents = np.where(live, np.rint((np.log2(before) - np.log2(after)) / 2), 0.0)
-    return np.asarray(2.0 ** np.clip(exponents, -FARTHEST, FARTHEST))
+    return np.asarray(2.0 ** np.clip(exponents, -MOST_EXPONENT, MOST_EXPONENT))
 
 
 def _ranges(folds: Iterable[Fold], channels: int) -> Floats:

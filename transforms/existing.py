@@ -6,7 +6,17 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import NATIVE_DOMAIN
-from .graph import add_initializer, constant, insert_before, names, remove, remove_if_unread, replace, sole_reader, take
+from .graph import (
+    add_initializer,
+    constant,
+    insert_before,
+    names,
+    remove,
+    remove_if_unread,
+    replace,
+    sole_reader,
+    unused_name,
+)
 from .ops import MS, RELUS, row_of
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, dequantize
@@ -146,7 +156,7 @@ def _release(node: ir.Node, index: int, taken: set[str]) -> int:
     axis = dq.attributes.get_int("axis", 1) if len(scale.shape) else None
     params = QParams(scale=scale.numpy(), zero_point=zero, axis=axis)
     array = dequantize(data.numpy(), params)
-    node.replace_input_with(index, add_initializer(node.graph, take(taken, released_name(value)), array))
+    node.replace_input_with(index, add_initializer(node.graph, unused_name(taken, released_name(value)), array))
     remove_if_unread(dq)
     return 1
 

@@ -18,9 +18,9 @@ from .graph import (
     node_name,
     plain_shape,
     remove_unread,
+    replace_node,
     sole_reader,
-    take,
-    take_place,
+    unused_name,
 )
 from .inference import stand_ins
 from .registry import Change, transform
@@ -49,10 +49,10 @@ def fold_gated_sums(model: ir.Model) -> Change:
         elif not _is_smaller(known().get(gate), known().get(x)):
             change.skip("not-smaller")
         else:
-            name = take(taken, f"{node_name(node)}/one")
+            name = unused_name(taken, f"{node_name(node)}/one")
             one = add_initializer(graph_of(node), name, np.ones((), np.float32))
             grown = insert_before(product, taken, "Add", [gate, one], stem=f"{node_name(node)}/gate")
-            take_place(node, ir.node("Mul", [x, grown], name=node.name))
+            replace_node(node, ir.node("Mul", [x, grown], name=node.name))
             remove_unread([product])
             change.applied += 1
     return change

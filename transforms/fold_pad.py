@@ -15,7 +15,7 @@ from .graph import (
     node_name,
     remove,
     sole_reader,
-    take,
+    unused_name,
 )
 from .registry import Change, LeftAlone, transform
 
@@ -101,7 +101,7 @@ def _merge(pad: ir.Node, reader: ir.Node, lengths: list[int], value: float, take
     if _value(reader) != value or len(second) != len(lengths):
         raise LeftAlone("not-alike")
     total = np.array(lengths, np.int64) + np.array(second, np.int64)
-    old, name = reader.inputs[1], take(taken, f"{node_name(reader)}/pads")
+    old, name = reader.inputs[1], unused_name(taken, f"{node_name(reader)}/pads")
     reader.replace_input_with(1, add_initializer(graph_of(reader), name, total))
     reader.replace_input_with(0, pad.inputs[0])
     discard(old)

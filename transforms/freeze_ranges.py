@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from .. import near
 from .functions import DOMAIN
-from .graph import add_initializer, constant, names, node_name, remove, take
+from .graph import add_initializer, constant, names, node_name, remove, unused_name
 from .min_max_log import MAX, MIN, REQUANT_MIN_MAX, Log, high_percentile, low_percentile, read_log
 from .qparams import Array
 from .registry import Change, TransformError, transform
@@ -157,7 +157,7 @@ def _freeze(model: ir.Model, log: Log, path: str, kind: tuple[str, str], columns
         for column in columns:
             numbers = [record[column.index] for record in log.values[name]]
             value = _bounded(node, np.float32(column.rule(numbers, column.percentile)))
-            frozen_value = add_initializer(model.graph, take(taken, f"{name}/{column.suffix}"), value)
+            frozen_value = add_initializer(model.graph, unused_name(taken, f"{name}/{column.suffix}"), value)
             node.outputs[column.index].replace_all_uses_with(frozen_value)
         remove(node)
         change.applied += 1

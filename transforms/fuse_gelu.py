@@ -8,7 +8,7 @@ from math import isclose, pi, sqrt
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, remove, sole_reader, take_place
+from .graph import computing_nodes, constant, remove, replace_node, sole_reader
 from .ops import MS
 from .registry import Change, transform
 
@@ -58,7 +58,7 @@ def _fuse(model: ir.Model, gelu: FoundGelu) -> None:
         model.opset_imports[MS] = 1
         fused = ir.node("FastGelu" if gelu.tanh else "Gelu", [gelu.source], domain=MS, name=gelu.last.name)
     waiting = list(gelu.last.inputs)
-    take_place(gelu.last, fused)
+    replace_node(gelu.last, fused)
     while waiting:
         value = waiting.pop()
         node = value.producer() if value is not None else None

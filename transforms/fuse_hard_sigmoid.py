@@ -17,8 +17,8 @@ from .graph import (
     node_name,
     one_number,
     remove_unread,
+    replace_node,
     sole_reader,
-    take_place,
 )
 from .inference import stand_ins
 from .registry import Change, LeftAlone, transform
@@ -149,7 +149,7 @@ def _fuse(gate: _Gate, opset: int, taken: set[str]) -> None:
     else:
         hard = insert_before(last, taken, "HardSigmoid", [gate.x], attributes, stem=f"{node_name(last)}/gate")
         new = ir.node("Mul", [gate.x, hard], name=last.name)
-    take_place(last, new)
+    replace_node(last, new)
     remove_unread(source for source in sources if source is not gate.x.producer())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, known_shape, one_number, remove_if_unread, take_place
+from .graph import computing_nodes, known_shape, one_number, remove_if_unread, replace_node
 from .inference import stand_ins
 from .merge_clips import CLIPPED
 from .registry import Change, transform
@@ -39,7 +39,7 @@ def fuse_leaky_relu(model: ir.Model) -> Change:
                 change.skip("other-slope")
                 break
             scaled = product.producer()
-            take_place(node, ir.node("LeakyRelu", [x], {"alpha": slope}, name=node.name))
+            replace_node(node, ir.node("LeakyRelu", [x], {"alpha": slope}, name=node.name))
             remove_if_unread(scaled)
             change.applied += 1
             break

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from .existing import drop_round_trips
 from .functions import DOMAIN, drop_functions
-from .graph import add_initializer, constant, names, remove, sole_reader, take, take_place
+from .graph import add_initializer, constant, names, remove, replace_node, sole_reader, unused_name
 from .qlinear import Weights, product_node
 from .qparams import Array, QParams, asymmetric_u8
 from .registry import Change, transform
@@ -84,7 +84,7 @@ def _constant_parameters(model: ir.Model, node: ir.Node, taken: set[str]) -> tup
     values = []
     parts = (("scale", params.scale), ("zero_point", params.zero_point))
     for output, (part, array) in zip(node.outputs[1:], parts, strict=True):
-        value = add_initializer(model.graph, take(taken, f"{node.name}/{part}"), array)
+        value = add_initializer(model.graph, unused_name(taken, f"{node.name}/{part}"), array)
         output.replace_all_uses_with(value)
         values.append(value)
     return values[0], values[1]
@@ -93,7 +93,7 @@ def _constant_parameters(model: ir.Model, node: ir.Node, taken: set[str]) -> tup
 def _to_quantize_linear(model: ir.Model, node: ir.Node, taken: set[str]) -> None:
     """Replace a Quantize with a frozen range by the standard operator."""
     linear = ir.node("QuantizeLinear", [node.inputs[0], *_constant_parameters(model, node, taken)], name=node.name)
-    take_place(node, linear)
+    replace_node(node, linear)
 
 
 def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node, taken: set[str]) -> str:
@@ -122,7 +122,7 @@ def _fuse_one(model: ir.Model, product: ir.Node, requantize: ir.Node, taken: set
     )
     y = _constant_parameters(model, requantize, taken)
     fused = product_node(model, product, (x, x_scale, x_zero), operands, y, (str(requantize.name), taken))
-    take_place(requantize, fused)
+    replace_node(requantize, fused)
     remove(product)
     return ""
 

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, remove, sole_reader, take_place
+from .graph import computing_nodes, remove, replace_node, sole_reader
 from .ops import MS
 from .registry import Change, transform
 
@@ -39,7 +39,7 @@ def fuse_silus(model: ir.Model, only: AbstractSet[str] | None = None) -> Change:
             continue
         fused = ir.node("QuickGelu", [source], {"alpha": 1.0}, domain=MS, name=mul.name)
         sigmoid = gate.producer()
-        take_place(mul, fused)
+        replace_node(mul, fused)
         if sigmoid is not None:
             remove(sigmoid)
         model.opset_imports[MS] = 1

@@ -117,7 +117,7 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
-def take_place(old: ir.Node, new: ir.Node, count: int | None = None) -> None:
+def replace_node(old: ir.Node, new: ir.Node, count: int | None = None) -> None:
     """Remove `old` and insert `new` in its place. The outputs of `new` get the readers, names, types and shapes.
 
     When `new` has fewer outputs, or only the first `count` are the same, nothing may read the other outputs of `old`.
@@ -134,7 +134,7 @@ def take_place(old: ir.Node, new: ir.Node, count: int | None = None) -> None:
         output.name = name
 
 
-def take_over(old: ir.Node, result: ir.Value) -> None:
+def replace_by_earlier(old: ir.Node, result: ir.Value) -> None:
     """Remove `old`; `result`, from an earlier node, gets the readers, name, type and shape of its first output."""
     output = old.outputs[0]
     result.type, result.shape, name = output.type or result.type, known_shape(output, result), output.name
@@ -226,12 +226,12 @@ def separate_bodies(model: ir.Model) -> dict[str, str]:
             continue
         for value in own_values(graph):
             if value.name in taken:
-                value.name = take(taken, value.name)
+                value.name = unused_name(taken, value.name)
             elif value.name:
                 taken.add(value.name)
         for node in graph:
             old = node_name(node)
-            node.name = take(node_names, old)
+            node.name = unused_name(node_names, old)
             if node.name != old:
                 before[node.name] = old
     return before
@@ -338,7 +338,7 @@ def names(model: ir.Model) -> set[str]:
     return used
 
 
-def take(taken: set[str], stem: str) -> str:
+def unused_name(taken: set[str], stem: str) -> str:
     """Return `stem`, or `stem` with the first suffix ``_2``, ``_3``, ... that is not in `taken`; add it to `taken`."""
     name, number = stem, 1
     while name in taken:
@@ -353,7 +353,7 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray, dtype: ir.Dat
 
     Args:
         graph: The graph.
-        name: The name of the initializer; it must be unused (`take`).
+        name: The name of the initializer; it must be unused (`unused_name`).
         array: The values; copied only if they are not contiguous.
         dtype: The element type, if it is not the type of the array.
     """
@@ -384,7 +384,7 @@ def insert_before(
         stem: The name of the node, followed by a number if the name is in use.
         domain: The operator domain.
     """
-    name = take(taken, stem)
+    name = unused_name(taken, stem)
     node = ir.node(op, inputs, attributes, domain=domain, name=name)
     node.outputs[0].name = name
     graph_of(place).insert_before(place, [node])

@@ -30,7 +30,7 @@ class Member:
         return self.step.partition("(")[0].strip()
 
 
-SPARING = frozenset({"simplify"})
+SKIPPING = frozenset({"simplify"})
 """Groups that leave a model alone which `requant quantize` has written in integers: they would undo its forms."""
 
 GROUPS: dict[str, list[Member]] = {}

@@ -18,7 +18,7 @@ from .graph import (
     own_values,
     remove,
     replace,
-    take,
+    unused_name,
 )
 from .registry import Change, LeftAlone, transform
 
@@ -143,7 +143,7 @@ def _inside(outer: ir.Value, body: ir.Graph, taken: set[str]) -> ir.Value:
     """
     tensor = constant(outer)
     if tensor is not None and tensor.nbytes <= MOST_COPIED:
-        name = take(taken, str(outer.name))
+        name = unused_name(taken, str(outer.name))
         shape = ir.Shape(tensor.shape.numpy())
         kept = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
         body.register_initializer(kept)
@@ -151,5 +151,5 @@ def _inside(outer: ir.Value, body: ir.Graph, taken: set[str]) -> ir.Value:
     for graph in (body, *body.subgraphs()):
         for value in own_values(graph):
             if value.name == outer.name:
-                value.name = take(taken, str(outer.name))
+                value.name = unused_name(taken, str(outer.name))
     return outer

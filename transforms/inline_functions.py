@@ -13,7 +13,7 @@ from .. import NATIVE_DOMAIN
 from ..system.values import decode_json
 from .calls import Identifier, callees, check_calls
 from .functions import DOMAIN
-from .graph import names, node_name, take
+from .graph import names, node_name, unused_name
 from .registry import Change, TransformError, transform
 
 # Metadata keys on calls and on the contents of functions while inlining runs; copies keep the metadata.
@@ -222,7 +222,7 @@ def _name_outputs(call: ir.Node, function: ir.Function, taken: set[str]) -> None
     call.metadata_props[CALL] = stem = call.name or next(iter(results), function.name)
     call.resize_outputs(len(function.outputs))
     for result, source in zip(call.outputs, function.outputs, strict=True):
-        result.name = result.name or take(taken, f"{stem}/{source.name}")
+        result.name = result.name or unused_name(taken, f"{stem}/{source.name}")
 
 
 def _end_with_nodes(function: ir.Function) -> None:
@@ -241,13 +241,13 @@ def _rename(node: ir.Node, call: str, taken: set[str]) -> None:
     """Name an inlined node, its outputs and the values of its bodies ``call/name``."""
     own = node.metadata_props.pop(NAME)
     node.metadata_props[ORIGIN] = json.dumps([call, *(taken_origins(node) or [own])])
-    node.name = take(taken, f"{call}/{own}")
+    node.name = unused_name(taken, f"{call}/{own}")
     graphs = [graph for each in node.attributes.values() if each.type in GRAPHS for graph in _graphs(each)]
     inner = [value for graph in graphs for value in [*graph.inputs, *graph.initializers.values()]]
     for value in [*node.outputs, *inner]:
         name = value.metadata_props.pop(NAME, None)
         if name is not None:
-            value.name = take(taken, f"{call}/{name}") if name else ""
+            value.name = unused_name(taken, f"{call}/{name}") if name else ""
 
 
 def taken_origins(node: ir.Node) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..system.values import decode_json
-from .graph import add_initializer, names, node_name, take
+from .graph import add_initializer, names, node_name, unused_name
 from .registry import Change, TransformError, transform
 
 MARK = "__print__"
@@ -114,7 +114,7 @@ def _log(graph: ir.Graph, node: ir.Node, named: tuple[str, str], taken: set[str]
         cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)}, name=f"{name}{MARK}/cast_{index}")
         reshape = ir.node("Reshape", [cast.outputs[0], flat], name=f"{name}{MARK}/flat_{index}")
         for part in (cast, reshape):
-            part.outputs[0].name = take(taken, str(part.name))
+            part.outputs[0].name = unused_name(taken, str(part.name))
         nodes += [cast, reshape]
         vectors.append(reshape.outputs[0])
     collect = ir.node("Concat", vectors, {"axis": 0}, name=name + MARK)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import discard, graph_of, remove, remove_if_unread, take_place
+from .graph import discard, graph_of, remove, remove_if_unread, replace_node
 from .gru_form import to_scan
 from .int8_recurrent import to_int8_recurrent
 from .int8_weights import WeightWriter
@@ -41,7 +41,7 @@ def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     inputs = [node.inputs[0], *weights.store(node, 1, quantize(array, params), params)]
     bias = weights.bias_row(node)
     inputs += [] if bias is None else [bias]
-    take_place(node, ir.node("DynamicQuantizeMatMul", inputs, domain=MS, name=node.name))
+    replace_node(node, ir.node("DynamicQuantizeMatMul", inputs, domain=MS, name=node.name))
     return 1
 
 
@@ -78,7 +78,7 @@ def _dynamic_lstm(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
         name=node.name,
         num_outputs=len(node.outputs),
     )
-    take_place(node, new)
+    replace_node(node, new)
     return 2
 
 
@@ -145,7 +145,7 @@ def to_qattention(node: ir.Node) -> None:
     attributes = {n: a for n, a in node.attributes.items() if n in ("num_heads", "unidirectional", "scale")}
     attributes |= {n: a for n, a in node.attributes.items() if n in ("mask_filter_value", "past_present_share_buffer")}
     pairs = [_dequantizer(node.inputs[index]) for index in (0, 1)]
-    take_place(
+    replace_node(
         node, ir.node("QAttention", inputs, attributes, domain=MS, name=node.name, num_outputs=len(node.outputs))
     )
     for dq in pairs:
@@ -242,7 +242,7 @@ def to_lookup(node: ir.Node, writer: Writer) -> None:
     parts = (("line_scale", stretched), ("line_zero_point", np.uint8(center)))
     line = [writer.initializer(graph, f"{node.name}/{part}", np.asarray(value)) for part, value in parts]
     name = writer.name(f"{node.name}/lookup")
-    take_place(quantizer, ir.node("QLinearLeakyRelu", [x, scale, zero, *line], {"alpha": 1.0}, domain=MS, name=name))
+    replace_node(quantizer, ir.node("QLinearLeakyRelu", [x, scale, zero, *line], {"alpha": 1.0}, domain=MS, name=name))
     remove(node)
     remove_if_unread(dq)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import Shape, constant, node_name, nodes_by_name, release, remove_unread, take_place
+from .graph import Shape, constant, node_name, nodes_by_name, release, remove_unread, replace_node
 from .inference import inferred
 from .plan import Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, fit_bias
@@ -250,7 +250,7 @@ def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> Joined |
     graph.insert_before(add, inputs)
     operands = [value.producer() for value in add.inputs if value is not None]
     conv = ir.node("Conv", [dq.outputs[0] for dq in inputs], {"kernel_shape": [1, 1]}, name=writer.name(f"{stem}/sum"))
-    take_place(add, conv)
+    replace_node(add, conv)
     remove_unread(operands)
     return _became(each, steps, joined, conv, [int(each.shape[1]) for each in weights])
 

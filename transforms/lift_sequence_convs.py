@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .elementwise import CHANNELWISE, ELEMENTWISE
-from .graph import add_initializer, computing_graphs, constant, discard, known_shape, names, take
+from .graph import add_initializer, computing_graphs, constant, discard, known_shape, names, unused_name
 from .inference import stand_ins
 from .registry import Change, transform
 
@@ -245,7 +245,7 @@ class _Writer:
         for index, array in lifted.constants.items():
             old = node.inputs[index]
             assert old is not None  # a constant
-            name = take(self.taken, f"{old.name}/row")
+            name = unused_name(self.taken, f"{old.name}/row")
             node.replace_input_with(index, add_initializer(self.graph, name, array, old.dtype))
             discard(old)
         for name, value in lifted.attributes.items():
@@ -279,7 +279,7 @@ class _Writer:
         for index, output in enumerate(self.graph.outputs):
             if output is value:
                 self.graph.outputs[index] = result
-                result.name, value.name = value.name, take(self.taken, f"{value.name}/image")
+                result.name, value.name = value.name, unused_name(self.taken, f"{value.name}/image")
 
     def _data_of(self, node: ir.Node) -> Sequence[int]:
         """Return the indices of the inputs of a node that are images."""
@@ -288,10 +288,12 @@ class _Writer:
     def _changed(self, op: str, value: ir.Value, made: str) -> ir.Value:
         """Return the result of an Unsqueeze or Squeeze that is in no graph yet; `made` ends its name."""
         if not self.axes:
-            self.axes.append(add_initializer(self.graph, take(self.taken, "row/axis"), np.asarray([ROW], np.int64)))
-        node = ir.node(op, [value, *self.axes], name=take(self.taken, f"{value.name}/{op.lower()}"))
+            self.axes.append(
+                add_initializer(self.graph, unused_name(self.taken, "row/axis"), np.asarray([ROW], np.int64))
+            )
+        node = ir.node(op, [value, *self.axes], name=unused_name(self.taken, f"{value.name}/{op.lower()}"))
         result = node.outputs[0]
-        result.name, result.type = take(self.taken, f"{value.name}/{made}"), value.type
+        result.name, result.type = unused_name(self.taken, f"{value.name}/{made}"), value.type
         return result
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, discard, graph_of, release, take
+from .graph import add_initializer, constant, discard, graph_of, release, unused_name
 from .registry import LeftAlone
 
 Floats = npt.NDArray[np.float64]
@@ -281,7 +281,7 @@ def _set_constant(taken: set[str], node: ir.Node, index: int, array: np.ndarray,
     free = old is not None and old.is_initializer() and not old.uses() and old.graph is graph
     name = old.name if old is not None and free and not old.is_graph_output() else None
     discard(old)
-    node.replace_input_with(index, add_initializer(graph, name or take(taken, stem), array))
+    node.replace_input_with(index, add_initializer(graph, name or unused_name(taken, stem), array))
 
 
 def distinct(nodes: Sequence[ir.Node]) -> bool:

@@ -20,9 +20,9 @@ from .graph import (
     node_name,
     one_number,
     remove,
+    replace_node,
     sole_reader,
-    take,
-    take_place,
+    unused_name,
 )
 from .inference import stand_ins
 from .ops import CLIP_TAKES_INPUTS
@@ -171,7 +171,7 @@ def _replace(node: ir.Node, source: ir.Value | None, bounds: Bounds, facts: _Fac
     else:
         limits = [_limit(node, key, written[key], facts) if key in written else None for key in ("min", "max")]
         new = ir.node("Clip", [source, *(limits if limits[1] is not None else limits[:1])], name=name)
-    take_place(node, new)
+    replace_node(node, new)
     discard(*inputs)
 
 
@@ -179,5 +179,5 @@ def _limit(node: ir.Node, key: str, limit: float, facts: _Facts) -> ir.Value:
     """Return a bound of a Clip as an initializer."""
     dtype = facts.dtype(node.outputs[0])
     assert dtype is not None  # `merge_clips` leaves tensors of unknown type alone
-    stem = take(facts.taken, f"{node_name(node)}/{key}")
+    stem = unused_name(facts.taken, f"{node_name(node)}/{key}")
     return add_initializer(graph_of(node), stem, np.array(limit, dtype.numpy()))

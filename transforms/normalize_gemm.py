@@ -19,7 +19,7 @@ from .graph import (
     node_name,
     replace,
     stays_finite,
-    take,
+    unused_name,
 )
 from .ops import GEMM_NEEDS_NO_C
 from .registry import Change, LeftAlone, transform
@@ -104,7 +104,7 @@ def _set_constant(
         raise TypeError(f"input {index} of {gemm.name!r} is not constant")
     gemm.replace_input_with(index, None)
     discard(old)
-    name = str(old.name) if old.graph is None else take(taken, f"{old.name}_scaled")
+    name = str(old.name) if old.graph is None else unused_name(taken, f"{old.name}_scaled")
     gemm.replace_input_with(index, derive_initializer(graph_of(gemm), name, tensor, compute, shape))
 
 
@@ -112,7 +112,9 @@ def _drop_bias(gemm: ir.Node, taken: set[str], zeros: np.ndarray) -> None:
     """Remove C, or replace it by `zeros` if they are not empty."""
     gemm.replace_input_with(2, None)
     if zeros.size:
-        gemm.replace_input_with(2, add_initializer(graph_of(gemm), take(taken, f"{node_name(gemm)}/zeros"), zeros))
+        gemm.replace_input_with(
+            2, add_initializer(graph_of(gemm), unused_name(taken, f"{node_name(gemm)}/zeros"), zeros)
+        )
     else:
         gemm.resize_inputs(2)
 
@@ -121,15 +123,15 @@ def _add_after(gemm: ir.Node, added: ir.Value, taken: set[str], beta: float, dty
     """Add ``beta * added`` to the product; the sum takes over the name and the readers of the product."""
     graph, product, tensor, stem = graph_of(gemm), gemm.outputs[0], constant(added), node_name(gemm)
     if beta != 1 and tensor is not None:
-        name = take(taken, f"{added.name}_scaled")
+        name = unused_name(taken, f"{added.name}_scaled")
         added = derive_initializer(graph, name, tensor, lambda array: array * beta, tensor.shape.numpy())
     elif beta != 1:
-        factor = add_initializer(graph, take(taken, f"{stem}/beta"), np.array(beta, dtype.numpy()))
+        factor = add_initializer(graph, unused_name(taken, f"{stem}/beta"), np.array(beta, dtype.numpy()))
         added = insert_before(gemm, taken, "Mul", [added, factor], stem=f"{stem}/scale")
-    total = ir.node("Add", [None, added], name=take(taken, f"{stem}/add"))
+    total = ir.node("Add", [None, added], name=unused_name(taken, f"{stem}/add"))
     result, result_name = total.outputs[0], product.name
     result.type, result.shape = product.type, product.shape
     graph.insert_after(gemm, [total])
     replace(product, result)
     total.replace_input_with(0, product)
-    product.name, result.name = take(taken, f"{stem}/product"), result_name
+    product.name, result.name = unused_name(taken, f"{stem}/product"), result_name

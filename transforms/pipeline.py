@@ -22,7 +22,7 @@ from .. import RequantError, near
 from ..system.given import check_kind
 from . import plugins
 from .existing import MADE_KEY, is_finished
-from .groups import SPARING, members
+from .groups import SKIPPING, members
 from .registry import COMMON, REQUIRED, Change, Option, PipelineError, Transform, TransformError
 from .verify import Signature, VerifyError, signature, verify
 
@@ -54,11 +54,11 @@ class Pipeline:
 
     Attributes:
         steps: The transforms.
-        spares: Whether a model stays as it is that `requant quantize` has written in integers.
+        skips_finished: Whether it leaves models unchanged that `requant quantize` wrote in integers.
     """
 
     steps: tuple[Step, ...]
-    spares: bool = field(default=False, compare=False)
+    skips_finished: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         """Return the canonical text: ``parse(str(pipeline)) == pipeline``."""
@@ -125,7 +125,7 @@ def parse_groups(text: str) -> Pipeline:
     pairs = [pair for group in scanned for pair in _group_steps(text, group)]
     steps = tuple(_resolve(text, step, transform) for step, transform in pairs)
     _check_order(text, [step for step, _ in pairs], [transform for _, transform in pairs])
-    return Pipeline(steps, spares=all(group.name in SPARING for group in scanned))
+    return Pipeline(steps, skips_finished=all(group.name in SKIPPING for group in scanned))
 
 
 def load_plugins() -> tuple[str, ...]:
@@ -155,8 +155,8 @@ def run(
     """Run a pipeline on a copy of `model`. The copy shares the tensors; `model` itself does not change.
 
     The steps that ran are appended to the result's ``metadata_props["requant.pipeline"]``. A model of IR version 3
-    must list its initializers as inputs; the copy has version 4 and does not list them. A pipeline that spares a model
-    (`Pipeline.spares`) runs no step on it; each step reports ``written-by-requant``.
+    must list its initializers as inputs; the copy has version 4 and does not list them. A pipeline that skips finished
+    models (`Pipeline.skips_finished`) runs no step on them; each step reports ``written-by-requant``.
 
     Args:
         pipeline: The pipeline.
@@ -180,7 +180,7 @@ def run(
     if verified:
         _verify_after("the model given", model, None)
     model = _working_copy(model, lookup(steps[0].name))
-    if isinstance(pipeline, Pipeline) and pipeline.spares and is_finished(model):
+    if isinstance(pipeline, Pipeline) and pipeline.skips_finished and is_finished(model):
         spared = tuple(StepResult(step, Change(skipped=Counter({SPARED: 1}))) for step in steps)
         return PipelineResult(model, spared)
     history = _history(model)

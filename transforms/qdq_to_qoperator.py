@@ -16,9 +16,9 @@ from .graph import (
     graph_of,
     names,
     remove_if_unread,
+    replace_node,
     sole_reader,
-    take,
-    take_place,
+    unused_name,
 )
 from .ops import MS, OPS, Op, only_moves
 from .qlinear import Quantized, equal_parameters
@@ -62,7 +62,7 @@ def qdq_to_qoperator(model: ir.Model) -> Change:
             continue
         if fused.domain == MS:
             model.opset_imports[MS] = 1
-        take_place(quantize if quantize is not None else node, fused)
+        replace_node(quantize if quantize is not None else node, fused)
         _make_scalars(fused, [*operands, *(() if y is None else (y,))], taken)
         for done in dict.fromkeys([last, node, *before]):
             remove_if_unread(done)
@@ -76,7 +76,7 @@ def _make_scalars(node: ir.Node, operands: Sequence[Quantized], taken: set[str])
     for index, value in enumerate(node.inputs):
         tensor = constant(value) if value in parameters else None
         if value is not None and tensor is not None and tensor.size == 1 and len(tensor.shape):
-            name = take(taken, f"{value.name}_scalar")
+            name = unused_name(taken, f"{value.name}_scalar")
             scalar = derive_initializer(graph_of(node), name, tensor, lambda array: array.reshape(()), ())
             node.replace_input_with(index, scalar)
             discard(value)

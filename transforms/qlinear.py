@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, take
+from .graph import add_initializer, constant, unused_name
 from .ops import MS
 from .qparams import Array, QParams, dequantize, fit_bias, quantize, quantize_bias
 
@@ -68,7 +68,7 @@ def product_node(
     values, scale, bias = _fitted(weights, x_scale, axis=0 if convolution else 1)
 
     def add(part: str, array: Array) -> ir.Value:
-        return add_initializer(model.graph, take(taken, f"{name}/{part}"), array)
+        return add_initializer(model.graph, unused_name(taken, f"{name}/{part}"), array)
 
     w = [add("w", values), add("w_scale", scale), add("w_zero_point", np.zeros(scale.shape, np.int8))]
     b = None if bias is None else add("bias", bias)

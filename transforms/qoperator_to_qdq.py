@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, computing_nodes, constant, discard, graph_of, names, node_name, take, take_place
+from .graph import (
+    add_initializer,
+    computing_nodes,
+    constant,
+    discard,
+    graph_of,
+    names,
+    node_name,
+    replace_node,
+    unused_name,
+)
 from .ops import MS
 from .registry import Change, LeftAlone, transform
 from .writer import FIRST_WITH_AXIS
@@ -84,9 +94,9 @@ class _Pairs:
             stem = str(data.name) if data is not None else node_name(node)
             attributes = {} if axis is None else {"axis": axis}
             dequantize = ir.node("DequantizeLinear", operands, attributes, domain=self.domain)
-            dequantize.name = take(self.taken, f"{stem}/dequantize")
+            dequantize.name = unused_name(self.taken, f"{stem}/dequantize")
             value = dequantize.outputs[0]
-            value.name = take(self.taken, f"{stem}/dequantized")
+            value.name = unused_name(self.taken, f"{stem}/dequantized")
             value.type = ir.TensorType(ir.DataType.FLOAT)
             value.shape = data.shape if data is not None else None
             graph.insert_before(node, [dequantize])
@@ -188,19 +198,19 @@ def _expand(node: ir.Node, form: QOp, pairs: _Pairs) -> None:
     scale = _value(node, form.result[0]) if form.result is not None else None
     added = _value(node, 6) if node.op_type == "MatMulIntegerToFloat" else None
     if scale is None and added is None:
-        take_place(node, compute)
+        replace_node(node, compute)
     else:
-        compute.outputs[0].name = take(pairs.taken, f"{name}/float")
+        compute.outputs[0].name = unused_name(pairs.taken, f"{name}/float")
         compute.outputs[0].type, compute.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), node.outputs[0].shape
         graph_of(node).insert_before(node, [compute])
         if added is not None:
-            last = ir.node("Add", [compute.outputs[0], added], name=take(pairs.taken, f"{name}/add"))
+            last = ir.node("Add", [compute.outputs[0], added], name=unused_name(pairs.taken, f"{name}/add"))
         else:
             zero = _value(node, form.result[1]) if form.result is not None else None
             parameters = [_scalar(node, value, pairs) for value in (scale, zero)]
-            called = take(pairs.taken, f"{name}/quantize")
+            called = unused_name(pairs.taken, f"{name}/quantize")
             last = ir.node("QuantizeLinear", [compute.outputs[0], *parameters], domain=pairs.domain, name=called)
-        take_place(node, last)
+        replace_node(node, last)
     discard(*inputs)
 
 
@@ -211,7 +221,7 @@ def _scalar(node: ir.Node, value: ir.Value | None, pairs: _Pairs) -> ir.Value | 
         return value
     key = (graph_of(node), id(value), "scalar")
     if key not in pairs.stored:
-        name = take(pairs.taken, f"{value.name}/scalar")
+        name = unused_name(pairs.taken, f"{value.name}/scalar")
         pairs.stored[key] = add_initializer(graph_of(node), name, tensor.numpy().reshape(()))
     return pairs.stored[key]
 
@@ -225,7 +235,7 @@ def _bias(node: ir.Node, form: QOp, bias: ir.Value, pairs: _Pairs) -> ir.Value:
     units = units if units.size > 1 else units.reshape(())
     stem = f"{node_name(node)}/bias"
     parameters = [
-        add_initializer(graph_of(node), take(pairs.taken, f"{stem}_{part}"), array)
+        add_initializer(graph_of(node), unused_name(pairs.taken, f"{stem}_{part}"), array)
         for part, array in (("scale", units), ("zero_point", np.zeros(units.shape, np.int32)))
     ]
     return pairs.dequantized(node, [bias, *parameters], axis)

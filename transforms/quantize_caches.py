@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, graph_of, names, one_number, plain_shape, sole_reader, take
+from .graph import add_initializer, graph_of, names, one_number, plain_shape, sole_reader, unused_name
 from .ops import GROUP_QUERY, MS, key
 from .registry import Change, LeftAlone, transform
 
@@ -47,7 +47,7 @@ class _Rewrite:
         """Return a constant: a number as float32, or axes as int64."""
         if name not in self.known:
             array = np.asarray(value, np.float32 if isinstance(value, (int, float)) else np.int64)
-            self.known[name] = add_initializer(self.model.graph, take(self.taken, f"caches/{name}"), array)
+            self.known[name] = add_initializer(self.model.graph, unused_name(self.taken, f"caches/{name}"), array)
         return self.known[name]
 
     def chain(self, stem: str, steps: Mapping[str, tuple[str, list[ir.Value | str], dict[str, int]]]) -> list[ir.Node]:
@@ -55,7 +55,7 @@ class _Rewrite:
         made: dict[str, ir.Node] = {}
         for step, (op, inputs, attributes) in steps.items():
             values = [made[each].outputs[0] if isinstance(each, str) else each for each in inputs]
-            name = take(self.taken, f"{stem}/{step}")
+            name = unused_name(self.taken, f"{stem}/{step}")
             made[step] = ir.node(op, values, attributes, name=name)
             made[step].outputs[0].name = name
         return [*made.values()]
@@ -161,16 +161,16 @@ def _round(rewrite: _Rewrite, cache: FoundCache) -> None:
     _read(rewrite, cache.past, past_scale)
     producer, name, shape = present.producer(), str(present.name), present.shape
     assert producer is not None
-    present.name = take(rewrite.taken, f"{name}/floats")
+    present.name = unused_name(rewrite.taken, f"{name}/floats")
     nodes, values, scale = rewrite.rounded(cache.fresh or present, name)
     if cache.fresh is not None:
         for past, new in ((cache.past, values), (past_scale, scale)):
-            joined = take(rewrite.taken, f"{past.name}/joined")
+            joined = unused_name(rewrite.taken, f"{past.name}/joined")
             nodes.append(ir.node("Concat", [past, new], {"axis": ROWS}, name=joined))
         values, scale = (node.outputs[0] for node in nodes[-2:])
     graph.insert_after(producer, nodes)
     values.name, values.shape, values.type = name, shape, ir.TensorType(ir.DataType.UINT8)
-    scale.name = take(rewrite.taken, f"{name}_scale")
+    scale.name = unused_name(rewrite.taken, f"{name}_scale")
     scale.shape, scale.type = _one_column(shape), ir.TensorType(ir.DataType.FLOAT)
     place = graph.outputs.index(present)
     graph.outputs[place : place + 1] = [values, scale]
@@ -178,7 +178,7 @@ def _round(rewrite: _Rewrite, cache: FoundCache) -> None:
 
 def _scale_of(rewrite: _Rewrite, past: ir.Value) -> ir.Value:
     """Return the input for the scales of a cache."""
-    name = take(rewrite.taken, f"{past.name}_scale")
+    name = unused_name(rewrite.taken, f"{past.name}_scale")
     return ir.Value(name=name, shape=_one_column(past.shape), type=ir.TensorType(ir.DataType.FLOAT))
 
 

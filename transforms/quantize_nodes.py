@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN, add_functions, drop_functions
-from .graph import add_initializer, constant, names, node_name, remove, remove_if_unread, replace, take
+from .graph import add_initializer, constant, names, node_name, remove, remove_if_unread, replace, unused_name
 from .ops import OPS, only_moves
 from .plan import Unit
 from .qlinear import Quantized
@@ -34,7 +34,7 @@ class _Rewriter:
 
     def name(self, stem: str) -> str:
         """Return an unused name, based on `stem`."""
-        return take(self.taken, stem)
+        return unused_name(self.taken, stem)
 
     def scalar(self, name: str, value: float) -> ir.Value:
         """Return the float initializer called `name`; it is added at the first call."""

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import add_initializer, constant, drop_unused, names, release, replace, take
+from .graph import add_initializer, constant, drop_unused, names, release, replace, unused_name
 from .ops import OPS, Op
 from .qparams import quantize, symmetric_s8
 from .registry import Change, transform
@@ -71,7 +71,7 @@ def _store(graph: ir.Graph, weight: ir.Value, tensor: ir.TensorProtocol, taken: 
     release(tensor)
     params = symmetric_s8(array, _channel_axis(weight, array.ndim))
     inputs = [
-        add_initializer(graph, take(taken, f"{weight.name}/{part}"), values)
+        add_initializer(graph, unused_name(taken, f"{weight.name}/{part}"), values)
         for part, values in (
             ("int8", quantize(array, params)),
             ("scale", params.scale),
@@ -79,9 +79,9 @@ def _store(graph: ir.Graph, weight: ir.Value, tensor: ir.TensorProtocol, taken: 
         )
     ]
     attributes = {} if params.axis is None else {"axis": params.axis}
-    dequantize = ir.node("DequantizeLinear", inputs, attributes, name=take(taken, f"{weight.name}/dequantize"))
+    dequantize = ir.node("DequantizeLinear", inputs, attributes, name=unused_name(taken, f"{weight.name}/dequantize"))
     output = dequantize.outputs[0]
-    output.name, output.type = take(taken, f"{weight.name}/dequantized"), ir.TensorType(ir.DataType.FLOAT)
+    output.name, output.type = unused_name(taken, f"{weight.name}/dequantized"), ir.TensorType(ir.DataType.FLOAT)
     output.shape = ir.Shape(array.shape)
     graph.insert_before(graph[0], [dequantize])
     replace(weight, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import code_graphs, constant, discard, names, take, take_place
+from .graph import code_graphs, constant, discard, names, replace_node, unused_name
 from .inference import stand_ins
 from .registry import Change, transform
 
@@ -57,13 +57,13 @@ def _replace(mean: ir.Node, taken: set[str]) -> None:
     inputs = tuple(mean.inputs)
     pool = ir.node("GlobalAveragePool", mean.inputs[:1], name=mean.name)
     if mean.attributes.get_int("keepdims", 1):
-        take_place(mean, pool)
+        replace_node(mean, pool)
     else:
         stem = mean.name or str(mean.outputs[0].name)
-        pool.outputs[0].name = take(taken, f"{stem}/pooled")
+        pool.outputs[0].name = unused_name(taken, f"{stem}/pooled")
         if mean.outputs[0].type is not None:
             pool.outputs[0].type = mean.outputs[0].type
-        flatten = ir.node("Flatten", pool.outputs, {"axis": 1}, name=take(taken, f"{stem}/flatten"))
+        flatten = ir.node("Flatten", pool.outputs, {"axis": 1}, name=unused_name(taken, f"{stem}/flatten"))
         mean.graph.insert_before(mean, [pool])  # type: ignore[union-attr]
-        take_place(mean, flatten)
+        replace_node(mean, flatten)
     discard(*inputs[1:])

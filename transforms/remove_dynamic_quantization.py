@@ -20,9 +20,9 @@ from .graph import (
     remove,
     remove_unread,
     replace,
+    replace_node,
     sole_reader,
-    take,
-    take_place,
+    unused_name,
 )
 from .int8_forms import LSTM_ATTRIBUTES
 from .ops import MOVES, MS
@@ -61,7 +61,7 @@ class _Floats:
             raise LeftAlone("other-parameters")
         for move in reversed(path):
             if (move, x) not in self.stored:
-                name = take(self.taken, f"{node_name(move)}/float")
+                name = unused_name(self.taken, f"{node_name(move)}/float")
                 moved = ir.node(move.op_type, [x, *move.inputs[1:]], move.attributes, name=name)
                 moved.outputs[0].name, moved.outputs[0].shape = name, move.outputs[0].shape
                 moved.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
@@ -86,7 +86,7 @@ class _Floats:
         key = (graph_of(node), integers, axis, scales.tobytes(), zeros.tobytes())
         if key not in self.stored:
             params = _params(scales, zeros, axis)
-            name = take(self.taken, f"{integers.name}/float")
+            name = unused_name(self.taken, f"{integers.name}/float")
             compute = partial(dequantize, params=params)
             self.stored[key] = derive_initializer(graph_of(node), name, tensor, compute, shape, ir.DataType.FLOAT)
         return self.stored[key]
@@ -178,11 +178,11 @@ def _finish(old: ir.Node, new: ir.Node, added: ir.Value | None, floats: _Floats)
     """Put `new` in the place of `old`, with ``Add(y, added)`` behind it if something is added."""
     sources = [value.producer() for value in old.inputs if value is not None]
     if added is not None:
-        new.outputs[0].name = take(floats.taken, f"{new.name}/float")
+        new.outputs[0].name = unused_name(floats.taken, f"{new.name}/float")
         new.outputs[0].type, new.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), old.outputs[0].shape
         graph_of(old).insert_before(old, [new])
-        new = ir.node("Add", [new.outputs[0], added], name=take(floats.taken, f"{new.name}/add"))
-    take_place(old, new)
+        new = ir.node("Add", [new.outputs[0], added], name=unused_name(floats.taken, f"{new.name}/add"))
+    replace_node(old, new)
     remove_unread(sources)
 
 
@@ -383,7 +383,7 @@ def _recurrent(
     if {scales.size, zeros.size} - {directions, directions * rows}:
         raise LeftAlone("scales")
     scales, zeros = (np.repeat(each.reshape(-1), directions * rows // each.size) for each in (scales, zeros))
-    name = take(floats.taken, f"{integers.name}/float")
+    name = unused_name(floats.taken, f"{integers.name}/float")
 
     def compute(array: Array) -> Array:
         turned = np.ascontiguousarray(array.transpose(0, 2, 1))

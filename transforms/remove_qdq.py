@@ -16,7 +16,7 @@ from .graph import (
     remove,
     remove_if_unread,
     replace,
-    take,
+    unused_name,
 )
 from .qlinear import equal_parameters
 from .qparams import QParams, dequantize
@@ -78,7 +78,7 @@ def _source(node: ir.Node, taken: set[str]) -> ir.Value:
             raise LeftAlone("not-float32")
         axis = node.attributes.get_int("axis", 1) if len(scale.shape) else None
         array = dequantize(tensor.numpy(), QParams(scale=scale.numpy(), zero_point=zero, axis=axis))
-        return add_initializer(graph_of(node), take(taken, f"{result.name}/float"), array)
+        return add_initializer(graph_of(node), unused_name(taken, f"{result.name}/float"), array)
     if quantize is None or quantize.graph is not node.graph:
         raise LeftAlone("not-a-pair")
     if quantize.op_type == "DynamicQuantizeLinear" and not quantize.domain:

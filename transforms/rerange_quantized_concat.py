@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .existing import is_linear
-from .graph import add_initializer, computing_nodes, constant, discard, graph_of, names, take
+from .graph import add_initializer, computing_nodes, constant, discard, graph_of, names, unused_name
 from .ops import MS, OPS, only_moves
 from .qoperator_to_qdq import qop_of
 from .qparams import INT32_MAX, QParams, asymmetric_u8
@@ -186,7 +186,7 @@ def _unify(joined: _Joined, taken: set[str]) -> int:
         if graph not in by_graph:
             stem = str(joined.tensors[0].name)
             parts = (("scale", params.scale), ("zero_point", params.zero_point))
-            scale, zero = (add_initializer(graph, take(taken, f"{stem}/joined_{part}"), a) for part, a in parts)
+            scale, zero = (add_initializer(graph, unused_name(taken, f"{stem}/joined_{part}"), a) for part, a in parts)
             by_graph[graph] = scale, zero
         _set(slot, params, by_graph[graph], taken)
     return len(joined.makers)
@@ -215,7 +215,7 @@ def _rescale_bias(node: ir.Node, index: int, factor: np.ndarray, taken: set[str]
     if old is None or tensor is None or tensor.dtype is not ir.DataType.INT32:
         return
     bias = np.clip(np.rint(tensor.numpy() * np.float64(factor)), -INT32_MAX, INT32_MAX).astype(np.int32)
-    node.replace_input_with(index, add_initializer(graph_of(node), take(taken, f"{old.name}_rescaled"), bias))
+    node.replace_input_with(index, add_initializer(graph_of(node), unused_name(taken, f"{old.name}_rescaled"), bias))
     discard(old)
 
 
@@ -231,5 +231,5 @@ def _rescale_pair(node: ir.Node, index: int, factor: np.ndarray, taken: set[str]
         return
     _rescale_bias(pair, 0, factor, taken)
     old, finer = pair.inputs[1], np.asarray(scale.numpy() / factor, np.float32)
-    pair.replace_input_with(1, add_initializer(graph_of(pair), take(taken, f"{pair.name}/joined_scale"), finer))
+    pair.replace_input_with(1, add_initializer(graph_of(pair), unused_name(taken, f"{pair.name}/joined_scale"), finer))
     discard(old)

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, discard, graph_of, node_name, remove, sole_reader, take, take_place
+from .graph import add_initializer, discard, graph_of, node_name, remove, replace_node, sole_reader, unused_name
 
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 Shape = Sequence[int | None]
@@ -39,14 +39,14 @@ def moved_before(node: ir.Node, before: Shape, after: Shape, taken: set[str]) ->
     places = np.cumsum([0, *(len(by_axis[axis]) for axis in range(len(before)))])
     lengths = [-1 if length is None else length for axis in range(len(before)) for length in by_axis[axis]]
     graph = graph_of(node)
-    target = add_initializer(graph, take(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
-    moved = ir.node("Reshape", [turn.inputs[0], target], name=take(taken, f"{node_name(node)}/before"))
-    moved.outputs[0].name = take(taken, f"{node_name(node)}/reshaped")
+    target = add_initializer(graph, unused_name(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
+    moved = ir.node("Reshape", [turn.inputs[0], target], name=unused_name(taken, f"{node_name(node)}/before"))
+    moved.outputs[0].name = unused_name(taken, f"{node_name(node)}/reshaped")
     perm = [int(places[axis]) + place for axis in order for place in range(len(by_axis[axis]))]
     turned = ir.node("Transpose", moved.outputs, {"perm": perm}, name=node_name(node))
     graph.insert_before(node, [moved])
     others = node.inputs[1:]
-    take_place(node, turned)
+    replace_node(node, turned)
     remove(turn)
     discard(*others)
     return True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, discard, names, remove_if_unread, sole_reader, take, take_place
+from .graph import add_initializer, constant, discard, names, remove_if_unread, replace_node, sole_reader, unused_name
 from .inference import inferred
 from .int8_forms import integer_source
 from .ops import MS, OPS, RELUS
@@ -124,7 +124,7 @@ def replace_relu_by_max(relu: ir.Node, writer: Writer) -> None:
     if relu.op_type != "Relu" or not isinstance(relu.graph, ir.Graph):
         return
     zero = writer.initializer(relu.graph, f"{relu.name}/zero", np.asarray(0, np.float32))
-    take_place(relu, ir.node("Max", [relu.inputs[0], zero], name=relu.name))
+    replace_node(relu, ir.node("Max", [relu.inputs[0], zero], name=relu.name))
 
 
 def to_integer_product(node: ir.Node) -> None:
@@ -142,7 +142,7 @@ def to_integer_product(node: ir.Node) -> None:
     (a, a_scale, a_zero), (b, b_scale, b_zero) = (integer_source(value) for value in node.inputs)
     pairs = [value.producer() for value in node.inputs if value is not None]
     inputs = [a, b, a_scale, b_scale, a_zero, b_zero]
-    take_place(node, ir.node("MatMulIntegerToFloat", inputs, domain=MS, name=node.name))
+    replace_node(node, ir.node("MatMulIntegerToFloat", inputs, domain=MS, name=node.name))
     for dq in pairs:
         remove_if_unread(dq)
 
@@ -200,7 +200,7 @@ def _pad_every_axis(node: ir.Node, values: Mapping[str, ir.Value], taken: set[st
     assert isinstance(graph, ir.Graph)  # a node that is rewritten is in a graph
     every = np.zeros((2, len(known.shape)), np.int64)
     every[:, axes.numpy().astype(np.int64)] = pads.numpy().reshape(2, -1)
-    name = take(taken, f"{old.name}/every_axis")
+    name = unused_name(taken, f"{old.name}/every_axis")
     node.replace_input_with(1, add_initializer(graph, name, every.reshape(-1)))
     node.resize_inputs(3)
     discard(old, axes_input)

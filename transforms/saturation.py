@@ -58,14 +58,6 @@ def pair_peak(stored: Array, channel_axis: int, *, group: int = 1) -> Array:
     return peak
 
 
-def saturating(stored: Array, channel_axis: int, *, group: int = 1) -> Array:
-    """Return whether a 16-bit sum of each output channel can saturate, bool (C,).
-
-    The arguments are those of `pair_peak`.
-    """
-    return np.asarray(pair_peak(stored, channel_axis, group=group) > PAIR_LIMIT)
-
-
 def relieve(params: QParams, weights: Array, channel_axis: int, *, group: int = 1) -> QParams:
     """Return `params` with higher scales for the channels that can saturate, so that no channel can.
 

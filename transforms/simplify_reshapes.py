@@ -19,9 +19,9 @@ from .graph import (
     node_name,
     remove,
     replace,
+    replace_node,
     sole_reader,
-    take,
-    take_place,
+    unused_name,
 )
 from .inference import stand_ins
 from .registry import Change, transform
@@ -261,7 +261,7 @@ def _is_scalar(value: ir.Value | None) -> bool:
 
 def _target(node: ir.Node, lengths: list[int], taken: set[str]) -> ir.Value:
     """Add a constant Reshape target, named after `node`."""
-    return add_initializer(graph_of(node), take(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
+    return add_initializer(graph_of(node), unused_name(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
 
 
 def _move(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
@@ -323,7 +323,7 @@ def _merge(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool
         return False
     one = ir.node("Reshape", [first.inputs[0], _target(node, lengths, taken)], name=node_name(node))
     others = (*node.inputs[1:], *first.inputs[1:])
-    take_place(node, one)
+    replace_node(node, one)
     remove(first)
     discard(*others)
     change.applied += 1

@@ -17,7 +17,7 @@ from .graph import (
     remove_if_unread,
     replace,
     sole_reader,
-    take,
+    unused_name,
 )
 from .registry import Change, transform
 
@@ -124,7 +124,7 @@ def _reorder(node: ir.Node, order: list[int], taken: set[str]) -> None:
             continue
         array = tensor.numpy()
         wide = array.reshape((1,) * (len(order) - array.ndim) + array.shape)
-        name = take(taken, f"{value.name}_reordered")
+        name = unused_name(taken, f"{value.name}_reordered")
         ordered = np.transpose(wide, np.argsort(order))
         node.replace_input_with(index, add_initializer(graph_of(node), name, ordered))
         discard(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_graphs, constant, names, node_name, take
+from .graph import computing_graphs, constant, names, node_name, unused_name
 from .ops import row_of
 from .registry import Change, transform
 
@@ -31,7 +31,7 @@ def split_shared_weights(model: ir.Model) -> Change:
             if len(readers) < 2 or not all(_has_weight(reader, weight) for reader in readers):
                 continue
             for reader in sorted(readers, key=node_name)[1:]:
-                _give_copy(graph, reader, weight, tensor, take(taken, f"{weight.name}"))
+                _give_copy(graph, reader, weight, tensor, unused_name(taken, f"{weight.name}"))
                 change.applied += 1
     return change
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from .. import UnknownNameError
 from ..system.numbers import whole_number
-from .graph import computing_graphs, known_shape, names, take, unread
+from .graph import computing_graphs, known_shape, names, unread, unused_name
 from .inference import inferred
 from .registry import Change, TransformError, transform
 
@@ -115,7 +115,7 @@ def _set_inputs(model: ir.Model, inputs: tuple[str, ...], types: Mapping[str, ir
             if value.is_initializer():
                 del graph.initializers[name]
             else:  # its node stays if another of its outputs is read
-                value.name = take(names(model), f"{name}_cut")
+                value.name = unused_name(names(model), f"{name}_cut")
             value = new
         kept.append(value)
     graph.inputs.clear()

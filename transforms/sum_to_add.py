@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, take_place
+from .graph import computing_nodes, replace_node
 from .registry import Change, transform
 
 
@@ -22,6 +22,6 @@ def sum_to_add(model: ir.Model) -> Change:
         if len(node.inputs) != 2:
             change.skip("not-two")
             continue
-        take_place(node, ir.node("Add", node.inputs, name=node.name))
+        replace_node(node, ir.node("Add", node.inputs, name=node.name))
         change.applied += 1
     return change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, insert_before, names, node_name, take_place
+from .graph import computing_nodes, insert_before, names, node_name, replace_node
 from .registry import Change, transform
 
 SLOPE, HALF = 1 / 6, 0.5
@@ -30,6 +30,6 @@ def unfuse_gates(model: ir.Model) -> Change:
             continue
         op, attributes = ("HardSigmoid", {"alpha": SLOPE, "beta": HALF}) if hard else ("Sigmoid", {})
         gate = insert_before(node, taken, op, node.inputs, attributes, stem=f"{node_name(node)}/gate")
-        take_place(node, ir.node("Mul", [node.inputs[0], gate], name=node.name))
+        replace_node(node, ir.node("Mul", [node.inputs[0], gate], name=node.name))
         change.applied += 1
     return change

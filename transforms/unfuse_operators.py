@@ -19,10 +19,10 @@ from .graph import (
     insert_before,
     names,
     node_name,
+    replace_by_earlier,
     sole_reader,
     stays_finite,
-    take,
-    take_over,
+    unused_name,
 )
 from .inference import stand_ins
 from .ops import CLIP_TAKES_INPUTS, GEMM_NEEDS_NO_C, MS
@@ -107,7 +107,7 @@ class _Writer:
 
     def name(self, what: str) -> str:
         """Return an unused name for a constant of the node."""
-        return take(self.taken, f"{self.stem}/{what}")
+        return unused_name(self.taken, f"{self.stem}/{what}")
 
     def dtype(self) -> ir.DataType:
         """Return the element type of the node.
@@ -165,7 +165,7 @@ def unfuse_operators(model: ir.Model) -> Change:
                 change.skip(str(left))
                 continue
             facts[result] = facts[output]
-            take_over(node, result)
+            replace_by_earlier(node, result)
             discard(*inputs)
             change.applied += 1
             progress = True
@@ -328,7 +328,7 @@ def _operand(writer: _Writer, index: int, order: list[int] | None, factor: float
         return scaled if order is None else scaled.transpose(order)
 
     lengths = tensor.shape.numpy()
-    name = take(writer.taken, f"{value.name}_operand")
+    name = unused_name(writer.taken, f"{value.name}_operand")
     shape = lengths if order is None else [lengths[axis] for axis in order]
     return derive_initializer(graph_of(writer.node), name, tensor, computed, shape)
 

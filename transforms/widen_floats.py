@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import LARGE, can_replace, names, own_values, remove, replace, take
+from .graph import LARGE, can_replace, names, own_values, remove, replace, unused_name
 from .inference import stand_ins
 from .ops import MS
 from .registry import Change, LeftAlone, transform
@@ -173,7 +173,7 @@ def _cast_between(model: ir.Model, plan: _Plan, values: Iterable[ir.Value]) -> i
         if value in plan.kept:
             uses = tuple(use for use in uses if not _takes_any(use.node))
             if uses:
-                wide = _cast(value, FLOAT, take(taken, f"{value.name}_float"), taken)
+                wide = _cast(value, FLOAT, unused_name(taken, f"{value.name}_float"), taken)
                 count += 1
                 for node, index in uses:
                     node.replace_input_with(index, wide)
@@ -197,9 +197,9 @@ def _cast_back(
     type_, name = plan.types[value], value.name
     assert type_ is not None
     if not _is_output(model, value):
-        short = _cast(value, type_.dtype, take(taken, f"{name}_{type_.dtype.name.lower()}"), taken)
+        short = _cast(value, type_.dtype, unused_name(taken, f"{name}_{type_.dtype.name.lower()}"), taken)
     else:
-        value.name = take(taken, f"{name}_float")
+        value.name = unused_name(taken, f"{name}_float")
         short = _cast(value, type_.dtype, str(name), taken)
         short.doc_string, value.doc_string = value.doc_string, None
         for index, output in enumerate(model.graph.outputs):
@@ -211,7 +211,7 @@ def _cast_back(
 
 def _cast(value: ir.Value, to: ir.DataType, name: str, taken: set[str]) -> ir.Value:
     """Insert a Cast of `value` right after its producer; return the result, with this name."""
-    node = ir.node("Cast", [value], {"to": to.value}, name=take(taken, f"{name}/cast"))
+    node = ir.node("Cast", [value], {"to": to.value}, name=unused_name(taken, f"{name}/cast"))
     result = node.outputs[0]
     result.name, result.type, result.shape = name, ir.TensorType(to), value.shape
     graph, producer = value.graph, value.producer()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, drop_unused, names, node_name, take
+from .graph import add_initializer, constant, drop_unused, names, node_name, unused_name
 from .ops import MS
 from .qparams import Array, QParams, Scheme
 
@@ -44,7 +44,7 @@ class Writer:
 
     def name(self, stem: str) -> str:
         """Return an unused name, based on `stem`."""
-        return take(self.taken, stem)
+        return unused_name(self.taken, stem)
 
     def initializer(self, graph: ir.Graph, stem: str, array: Array) -> ir.Value:
         """Add an initializer to `graph`; its name is based on `stem`."""

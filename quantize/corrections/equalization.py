@@ -14,7 +14,7 @@ from ...calibration.execution import Execution
 from ...calibration.runner import observe
 from ...calibration.samples import Sample
 from ...transforms.equalize import Group, equalize, groups
-from ...transforms.graph import names, node_name, take
+from ...transforms.graph import names, node_name, unused_name
 from ..job import Job
 from ..model.files import serialize
 from .channel_noise import Channels, Floats, Reader, reader_of, total
@@ -69,7 +69,7 @@ def observed(model: ir.Model, groups: Iterable[Group], samples: Iterable[Sample]
     values = ir.convenience.create_value_mapping(probe.graph, include_subgraphs=False)
     taken, squares = names(probe), {}
     for name in axes:
-        square = ir.node("Mul", [values[name], values[name]], name=take(taken, f"{name}_square"))
+        square = ir.node("Mul", [values[name], values[name]], name=unused_name(taken, f"{name}_square"))
         square.outputs[0].name, squares[name] = square.name, str(square.name)
         probe.graph.append(square)
     targets = {each: axis for name, axis in axes.items() for each in (name, squares[name])}

@@ -42,7 +42,6 @@ class Layer:
         node: Its node with the weights, in the float model.
         weights: Its weights before they become integers.
         params: Scale and zero point of its input.
-        float_inputs: Its input in the float model, one array per sample.
         int8_inputs: Its input in the INT8 model, dequantized, one array per sample.
         float_results: Its result in the float model, one array per sample.
         product: Computes the node from an input, weights, and a bias or None.
@@ -52,7 +51,6 @@ class Layer:
     node: ir.Node
     weights: FloatWeights
     params: QParams
-    float_inputs: list[Array]
     int8_inputs: list[Array]
     float_results: list[Array]
     product: Product = field(repr=False)
@@ -110,26 +108,31 @@ class BlockLayer:
 
 
 def _layer(
-    visit: _Visit, writer: WeightWriter, params: QParams, inputs: list[Array], given: Sequence[Array], product: Product
+    visit: _Visit,
+    writer: WeightWriter,
+    params: QParams,
+    float_inputs: list[Array],
+    int8_inputs: Sequence[Array],
+    product: Product,
 ) -> Layer:
-    """Return a layer that reads uint8; `inputs` are those of the float model, `given` those of the INT8 model."""
+    """Return a layer that reads uint8, from its inputs in both models."""
     weights = writer.weights(visit.node, visit.unit, float(params.scale))
-    results = results_of(product, weights.array, weights.bias, inputs)
-    int8_inputs = [_rounded(x, params) for x in given]
-    return Layer(visit.unit, visit.node, weights, params, inputs, int8_inputs, results, product)
+    results = results_of(product, weights.array, weights.bias, float_inputs)
+    rounded = [_rounded(x, params) for x in int8_inputs]
+    return Layer(visit.unit, visit.node, weights, params, rounded, results, product)
 
 
 def _block_layer(
-    visit: _Visit, form: BlockForm, inputs: Sequence[Array], given: list[Array], product: Product
+    visit: _Visit, form: BlockForm, float_inputs: Sequence[Array], int8_inputs: list[Array], product: Product
 ) -> BlockLayer:
-    """Return a layer with weights in blocks; `inputs` are those of the float model, `given` those of the INT8 model."""
+    """Return a layer with weights in blocks, from its inputs in both models."""
     node = visit.node
     tensor, bias = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
     assert tensor is not None  # `_is_walked` has checked it
     array = tensor.numpy()
     row = None if bias is None else bias.numpy().reshape(-1)
-    results = results_of(product, array, row, inputs)
-    return BlockLayer(node, turned(node, array), form, given, results, row, product)
+    results = results_of(product, array, row, float_inputs)
+    return BlockLayer(node, turned(node, array), form, int8_inputs, results, row, product)
 
 
 def results_of(product: Product, array: Array, bias: Array | None, inputs: Sequence[Array]) -> list[Array]:

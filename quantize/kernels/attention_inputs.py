@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.attention import FoundAttention
-from ...transforms.graph import Shape, add_initializer, constant, insert_before, take
+from ...transforms.graph import Shape, add_initializer, constant, insert_before, unused_name
 from ...transforms.inference import inferred
 
 BIAS, PADDING = 3, 4  # among the inputs of a MultiHeadAttention
@@ -89,7 +89,7 @@ class PlainInputs:
         return replace(found, q=q, k=k, v=v, bias=None)
 
     def _with_padding(self, found: FoundAttention, padding: ir.Value, hidden: float) -> FoundAttention:
-        """Return attention whose mask of padding is added, and behind it is a mask of padding again, for the body."""
+        """Return attention with an added mask in place of a padding mask. In the body, nodes turn it back."""
         (node,) = found.nodes
         stem = f"{padding.name}/padding"
         axes = self._constant(f"{stem}/axes", HEADS_AND_ROWS)
@@ -116,7 +116,7 @@ class PlainInputs:
 
     def _constant(self, stem: str, array: np.ndarray | np.generic) -> ir.Value:
         """Return a new constant."""
-        return add_initializer(self.model.graph, take(self.taken, stem), np.asarray(array))
+        return add_initializer(self.model.graph, unused_name(self.taken, stem), np.asarray(array))
 
     def _inserted(
         self,

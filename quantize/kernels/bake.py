@@ -13,9 +13,9 @@ from ...transforms.graph import (
     has_plain_window,
     names,
     remove_unread,
+    replace_node,
     sole_reader,
-    take,
-    take_place,
+    unused_name,
 )
 from ...transforms.ops import MS
 from .calls import CONVOLUTION, fits_operator
@@ -42,7 +42,7 @@ def bake_tables(model: ir.Model) -> int:
     tables = [table_of(model, chains[value]) for value in ends]  # before any tensor is replaced
     taken = names(model)
     for value, table in zip(ends, tables, strict=True):
-        constants = [add_initializer(model.graph, take(taken, f"{value.name}_table"), table)]
+        constants = [add_initializer(model.graph, unused_name(taken, f"{value.name}_table"), table)]
         _compute(value, native_node(model.graph, "Table", [chains[value].root, *constants]), taken)
     return len(ends)
 
@@ -114,7 +114,7 @@ def _compute(value: ir.Value, node: ir.Node, taken: set[str]) -> None:
     old = value.producer()
     assert old is not None
     before = [each.producer() for each in old.inputs if each is not None]
-    node.name = take(taken, f"{value.name}_native")
+    node.name = unused_name(taken, f"{value.name}_native")
     value.type = ir.TensorType(ir.DataType.UINT8)
-    take_place(old, node)
+    replace_node(old, node)
     remove_unread(before)

@@ -35,7 +35,7 @@ OPERATORS_SOURCES = tuple(
 )
 KERNELS = ("cpu", "together", "target_portable")
 SMALL = ("-Os",)
-"""For what only old processors and rare tensors use, and for the operators, whose work is done by the kernels."""
+"""Optimize for size: code for old processors and for rare tensors, and operators, whose time is in the kernels."""
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "vbmi"))
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {

@@ -17,7 +17,7 @@ from ...transforms.graph import (
     names,
     remove_unread,
     replace,
-    take,
+    unused_name,
 )
 from ...transforms.ops import MS
 from .products import DYNAMIC, FORMS, bias_behind
@@ -123,7 +123,7 @@ def _joined(model: ir.Model, products: Sequence[_Product]) -> dict[ir.Value, Par
     name, sizes = str(first.name), [product.outputs for product in products]
 
     def constant_of(what: str, parts: Sequence[Array]) -> ir.Value:
-        return add_initializer(model.graph, take(taken, f"{name}/joined/{what}"), np.concatenate(parts, axis=-1))
+        return add_initializer(model.graph, unused_name(taken, f"{name}/joined/{what}"), np.concatenate(parts, axis=-1))
 
     inputs = [
         first.inputs[0],
@@ -138,8 +138,10 @@ def _joined(model: ir.Model, products: Sequence[_Product]) -> dict[ir.Value, Par
             np.zeros(product.outputs, np.float32) if product.bias is None else product.bias for product in products
         ]
         y = insert_before(first, taken, "Add", [y, constant_of("bias", biases)], stem=f"{name}/joined/sum")
-    lengths = add_initializer(model.graph, take(taken, f"{name}/joined/lengths"), np.array(sizes, np.int64))
-    split = ir.node("Split", [y, lengths], {"axis": -1}, num_outputs=len(products), name=take(taken, f"{name}/split"))
+    lengths = add_initializer(model.graph, unused_name(taken, f"{name}/joined/lengths"), np.array(sizes, np.int64))
+    split = ir.node(
+        "Split", [y, lengths], {"axis": -1}, num_outputs=len(products), name=unused_name(taken, f"{name}/split")
+    )
     model.graph.insert_before(first, [split])
     starts = np.cumsum([0, *sizes[:-1]])
     parts = {}

@@ -67,9 +67,9 @@ class Heads:
 def heads_of(
     model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, Shape], *, alone: bool = False
 ) -> Heads | None:
-    """Return the tensor in whose last axis the heads of a tensor stand; None if there is none.
+    """Return the tensor that holds the heads of a tensor side by side in its last axis; None if there is none.
 
-    The operators between the two are run on the numbers of the elements: so any of them that move values may stand
+    The operators between the two are run on the numbers of the elements: so any of them that move values may be
     there, in any order. Of several tensors the farthest is taken. A tensor without heads, (batch, rows, columns), has
     one head.
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.existing import insert_product, zero_point_of
-from ...transforms.graph import add_initializer, graph_of, insert_before, made_by, names, nodes_by_name, take
+from ...transforms.graph import add_initializer, graph_of, insert_before, made_by, names, nodes_by_name, unused_name
 from ...transforms.int8_recurrent import BACKWARD, STATES
 from ...transforms.ops import OPS
 from ...transforms.plan import Unit
@@ -57,7 +57,7 @@ def _folded(pair: ir.Node, taken: set[str]) -> list[ir.Node]:
     if zero is None or zero.any():
         return [pair]
     stem, graph = str(pair.outputs[0].name), graph_of(pair)
-    axis = add_initializer(graph, take(taken, f"{stem}/axis"), np.array([1], np.int64))
+    axis = add_initializer(graph, unused_name(taken, f"{stem}/axis"), np.array([1], np.int64))
     column = insert_before(pair, taken, "Unsqueeze", [pair.inputs[1], axis], stem=f"{stem}/column")
     whole, product = insert_product(pair, taken, column)
     result, before = product.outputs[0], pair.outputs[0]

@@ -22,8 +22,8 @@ from ...transforms.graph import (
     names,
     remove_if_unread,
     remove_unread,
-    take,
-    take_place,
+    replace_node,
+    unused_name,
 )
 from ...transforms.graph import replace as replace_value
 from ...transforms.plan import Unit
@@ -110,11 +110,11 @@ def drop_inner_rounding(model: ir.Model, units: Iterable[Unit], shapes: Mapping[
 def _clipped(model: ir.Model, place: ir.Node, value: ir.Value, bounds: Sequence[float], taken: set[str]) -> ir.Value:
     """Return a tensor clipped to bounds, by a Clip in front of `place`."""
     limits = [
-        add_initializer(model.graph, take(taken, f"{value.name}/bound"), np.asarray(each, np.float32))
+        add_initializer(model.graph, unused_name(taken, f"{value.name}/bound"), np.asarray(each, np.float32))
         for each in bounds
     ]
-    clip = ir.node("Clip", [value, *limits], name=take(taken, f"{value.name}/clip"))
-    clip.outputs[0].name = take(taken, f"{value.name}/clipped")
+    clip = ir.node("Clip", [value, *limits], name=unused_name(taken, f"{value.name}/clip"))
+    clip.outputs[0].name = unused_name(taken, f"{value.name}/clipped")
     graph_of(place).insert_before(place, [clip])
     return clip.outputs[0]
 
@@ -270,7 +270,7 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
         return None
     inputs = [*call.inputs, *[None] * (len(call.names) - len(call.inputs))]
     for name, array in call.values.items():
-        value = add_initializer(writer.model.graph, take(writer.taken, f"{call.name}/{name}"), array)
+        value = add_initializer(writer.model.graph, unused_name(writer.taken, f"{call.name}/{name}"), array)
         inputs[call.names.index(name)] = value
     inputs += constants
     for value in call.tensors:
@@ -291,7 +291,7 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
         y = _inserted(old, native, writer.taken, [call.shapes[-1][axis] for axis in TO_NHWC])
         native = _turn(y, TO_NCHW, f"{call.name}/nchw")
     _take_over(call, native.outputs[call.results :])
-    take_place(old, native, call.results)
+    replace_node(old, native, call.results)
     remove_unread([*call.body[:-1], *read, *(value.producer() for value in call.tensors)])
     return native.outputs[0]
 
@@ -391,5 +391,5 @@ def _inserted(place: ir.Node, node: ir.Node, taken: set[str], shape: Shape) -> i
     """Insert a node that computes a uint8 tensor of this shape; return the tensor."""
     graph_of(place).insert_before(place, [node])
     result = node.outputs[0]
-    result.name, result.shape, result.type = take(taken, str(node.name)), ir.Shape(shape), UINT8
+    result.name, result.shape, result.type = unused_name(taken, str(node.name)), ir.Shape(shape), UINT8
     return result

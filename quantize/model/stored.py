@@ -19,7 +19,7 @@ from ...transforms.graph import (
     insert_before,
     names,
     release,
-    take,
+    unused_name,
 )
 from ...transforms.ops import MS
 from ...transforms.qparams import QParams, along_axis
@@ -118,7 +118,9 @@ def _as_product(node: ir.Node, taken: set[str]) -> ir.Value | None:
     graph, rank = graph_of(node), len(data.shape)
 
     def operand(array: np.ndarray, what: str) -> ir.Value:
-        return add_initializer(graph, take(taken, f"{node.outputs[0].name}/{what}"), along_axis(array, params, rank))
+        return add_initializer(
+            graph, unused_name(taken, f"{node.outputs[0].name}/{what}"), along_axis(array, params, rank)
+        )
 
     offset = operand(zero.astype(np.float32), "zero") if zero.any() else None
     return insert_product(node, taken, operand(scale.numpy(), "scale"), offset)[-1].outputs[0]
@@ -181,7 +183,7 @@ class _Writer:
             with np.errstate(over="ignore"):
                 half = array.astype(kind.numpy())
             if _is_equal(half.astype(np.float32), weight):
-                name = take(self.taken, f"{weight.name}/{kind.name.lower()}")
+                name = unused_name(self.taken, f"{weight.name}/{kind.name.lower()}")
                 stored = derive_initializer(self.graph, name, _tensor(weight), np.asarray, half.shape, kind)
                 to = {"to": FLOAT.value}
                 cast = insert_before(self.first, self.taken, "Cast", [stored], to, stem=f"{weight.name}/float32")
@@ -197,7 +199,7 @@ class _Writer:
             inputs = [self.written[each] for each in _inputs(value)]
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             return insert_before(self.first, self.taken, node.op_type, inputs, attributes, stem=f"{value.name}/stored")
-        name = take(self.taken, f"{value.name}/stored")
+        name = unused_name(self.taken, f"{value.name}/stored")
         copy = ir.Value(
             name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
         )

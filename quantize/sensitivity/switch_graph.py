@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.graph import add_initializer, constant, graph_of, names, nodes_by_name, remove, take
+from ...transforms.graph import add_initializer, constant, graph_of, names, nodes_by_name, remove, unused_name
 from ...transforms.int8_forms import LEVELS, Lookup, lookup_rounding, lookups_of
 from ...transforms.ops import GATE
 from ...transforms.plan import Impl, Plan
@@ -152,9 +152,9 @@ def wires_of(model: ir.Model, count: int) -> list[ir.Value]:
     graph.inputs.append(switches)
     named = model.opset_imports.get("", 1) >= FIRST_SPLIT_INPUT
     ones, taken = np.ones(count, np.int64), names(model)
-    inputs = [switches, add_initializer(graph, take(taken, f"{SWITCHES}_sizes"), ones)] if named else [switches]
+    inputs = [switches, add_initializer(graph, unused_name(taken, f"{SWITCHES}_sizes"), ones)] if named else [switches]
     attributes = {} if named else {"split": ones.tolist()}
-    split = ir.node("Split", inputs, attributes, num_outputs=count, name=take(taken, f"{SWITCHES}_split"))
+    split = ir.node("Split", inputs, attributes, num_outputs=count, name=unused_name(taken, f"{SWITCHES}_split"))
     for index, output in enumerate(split.outputs):
         output.name, output.type, output.shape = f"{SWITCHES}_{index}", switches.type, ir.Shape([1])
     graph.insert_before(graph[0], [split])

@@ -83,7 +83,7 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
         RequantError: The output cannot be written.
     """
     if is_finished(job.simple):
-        return _leave(job, ranges, output)
+        return _unchanged(job, ranges, output)
     candidate = emit(job, ranges, gather_evidence(job, ranges))
     try:
         trial = judge(job, candidate)
@@ -107,8 +107,8 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
     return replace(run, result=replace(run.result, notes=(*run.result.notes, f"written although {reason}")))
 
 
-def _leave(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Run:
-    """Write a model as it is that requant has quantized before, without the native operators that are not wanted."""
+def _unchanged(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Run:
+    """Write an already quantized model unchanged, without the native operators that are not wanted."""
     changed = any(step.change.applied for step in job.steps)
     model = job.simple.clone() if changed else load_model(job.path)
     candidate = Candidate(model, job.all_int8_plan, {}, job.float_source, runtime=job.runtime)
@@ -121,7 +121,7 @@ def deliver_searched(
 ) -> Run:
     """Write the model that a search has chosen, or the float model where INT8 is not faster."""
     if is_finished(job.simple):
-        return _leave(job, ranges, output)
+        return _unchanged(job, ranges, output)
     if candidate is None:
         nothing = "nothing in this model can become int8"
         reason = nothing if frontier.done else "the time limit ended the search before a model was tried"

@@ -37,7 +37,7 @@ TRIAL_SAMPLES = 4  # samples of each trial
 TICK = 1e-6  # seconds: the least time of a run, because the CPU clock may not have moved
 RESCUE = 300.0  # seconds, by built-in costs, for trials of a model that misses the promise; longer trials are left out
 TRIED_FOR = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
-"""By form that is not tried, the form whose noise counts for it: the range of a row is at most that of its tensor.
+"""The noise of a form that is not tried is that of this form: the range of a row is at most that of its tensor.
 
 Attention rounds rows of k and columns of v to 127 steps on each side of 0: where all values have one sign, the step may
 be twice that of the form that is tried.

@@ -37,7 +37,7 @@ def pipelines(*, portable: bool = False, dynamic: Iterable[str] | None = None) -
     cut = 1 + [step.name for step in steps].index("inline_functions")
     if portable:
         steps[cut - 1] = replace(steps[cut - 1], options=(*steps[cut - 1].options, ("native", True)))
-    return Pipeline(tuple(steps[:cut])), Pipeline(tuple(steps[cut:]), spares=True)
+    return Pipeline(tuple(steps[:cut])), Pipeline(tuple(steps[cut:]), skips_finished=True)
 
 
 def simplify(model: ir.Model, progress: Progress, *, pipeline: Pipeline | str | None = None) -> PipelineResult:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from requant.transforms import saturation
 from requant.transforms.qparams import QParams, Scheme, quantize, symmetric_s8
-from requant.transforms.saturation import PAIR_LIMIT, pair_partners, pair_peak, relieve, saturating
+from requant.transforms.saturation import PAIR_LIMIT, pair_partners, pair_peak, relieve
 
 Array = npt.NDArray[Any]
 
@@ -97,7 +97,7 @@ def test_a_channel_is_named_exactly_if_some_input_saturates(layout: str, matrix:
     inputs = np.concatenate([inputs, worst_inputs(len(matrix))])
     differs = (accumulate(inputs, matrix) != multiply(inputs, matrix)).any(axis=0)
     weights, axis, group = arranged(matrix, layout)
-    assert saturating(weights, axis, group=group).tolist() == differs.tolist()
+    assert (pair_peak(weights, axis, group=group) > PAIR_LIMIT).tolist() == differs.tolist()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_channel_is_named_exactly_if_some_input_saturates(layout: str, matrix:
 def test_the_peak_is_of_rows_2i_and_2i_plus_1(column: list[int], peak: int) -> None:
     weights = np.array(column, np.int8)[:, None]
     assert pair_peak(weights, -1).tolist() == pair_peak(weights.T, 0).tolist() == [peak]
-    assert saturating(weights, -1).tolist() == [peak > PAIR_LIMIT]
+    assert (pair_peak(weights, -1) > PAIR_LIMIT).tolist() == [peak > PAIR_LIMIT]
 
 
 def test_matrices_of_a_stack_are_multiplied_on_their_own() -> None:
@@ -146,7 +146,7 @@ def test_with_one_input_channel_a_convolution_pairs_taps() -> None:
 @pytest.mark.parametrize("channels", [1, 4])
 def test_depthwise_convolutions_do_not_saturate(channels: int) -> None:
     weights = np.full((channels, 1, 3, 3), 127, np.int8)
-    assert not saturating(weights, 0, group=channels).any()
+    assert not (pair_peak(weights, 0, group=channels) > PAIR_LIMIT).any()
     params = symmetric_s8(weights, 0)
     assert relieve(params, weights.astype(np.float32), 0, group=channels) is params
 
@@ -155,7 +155,10 @@ def test_by_default_a_convolution_has_one_group() -> None:
     one, two = np.full((1, 1, 4), 127, np.int8), np.full((2, 1, 4), 127, np.int8)
     assert pair_peak(one, 0).tolist() == [0]  # depthwise: one input and one output channel
     assert pair_peak(two, 0).tolist() == [254, 254]
-    assert (saturating(one, 0).tolist(), saturating(two, 0).tolist()) == ([False], [True, True])
+    assert ((pair_peak(one, 0) > PAIR_LIMIT).tolist(), (pair_peak(two, 0) > PAIR_LIMIT).tolist()) == (
+        [False],
+        [True, True],
+    )
     for weights in (one, two):
         params = symmetric_s8(weights.astype(np.float32), 0)
         assert (relieve(params, weights.astype(np.float32), 0) is params) == (weights is one)
@@ -164,7 +167,7 @@ def test_by_default_a_convolution_has_one_group() -> None:
 def test_uint8_weights_do_not_saturate() -> None:
     weights = np.full((4, 2), 1, np.float32)
     params = Scheme(weight="u8").weight_params(weights, 1)
-    assert not saturating(quantize(weights, params), 1).any()
+    assert not (pair_peak(quantize(weights, params), 1) > PAIR_LIMIT).any()
     assert relieve(params, weights, 1) is params
 
 
@@ -189,10 +192,10 @@ def float_matrices(draw: st.DrawFn) -> Array:
 def test_relieved_weights_saturate_nowhere_and_lose_the_least(layout: str, matrix: Array, per_channel: bool) -> None:
     weights, axis, group = arranged(matrix, layout)
     params = symmetric_s8(weights, axis if per_channel else None)
-    before = saturating(quantize(weights, params), axis, group=group)
+    before = pair_peak(quantize(weights, params), axis, group=group) > PAIR_LIMIT
     relieved = relieve(params, weights, axis, group=group)
     stored = quantize(weights, relieved)
-    assert not saturating(stored, axis, group=group).any()
+    assert not (pair_peak(stored, axis, group=group) > PAIR_LIMIT).any()
     assert (relieved.axis, relieved.scale.shape) == (params.axis, params.scale.shape)
     assert relieved.scale.dtype == np.float32
     assert relieved.zero_point is params.zero_point
@@ -200,8 +203,11 @@ def test_relieved_weights_saturate_nowhere_and_lose_the_least(layout: str, matri
     changed = relieved.scale != params.scale
     assert changed.tolist() == (before if per_channel else before.any()).tolist()
     finer = np.where(changed, np.nextafter(relieved.scale, np.float32(0)), relieved.scale)
-    worse = saturating(
-        quantize(weights, QParams(scale=finer, zero_point=params.zero_point, axis=params.axis)), axis, group=group
+    worse = (
+        pair_peak(
+            quantize(weights, QParams(scale=finer, zero_point=params.zero_point, axis=params.axis)), axis, group=group
+        )
+        > PAIR_LIMIT
     )
     assert (worse if per_channel else worse.any()).tolist() == changed.tolist()
 
@@ -210,7 +216,7 @@ def test_relieved_weights_saturate_nowhere_and_lose_the_least(layout: str, matri
 def test_a_scale_that_is_raised_further_stays_without_saturation(matrix: Array, factor: float) -> None:
     relieved = relieve(symmetric_s8(matrix, 1), matrix, 1)
     coarser = QParams(scale=relieved.scale * np.float32(factor), zero_point=relieved.zero_point, axis=1)
-    assert not saturating(quantize(matrix, coarser), 1).any()
+    assert not (pair_peak(quantize(matrix, coarser), 1) > PAIR_LIMIT).any()
 
 
 @given(matrix=float_matrices(), seed=st.integers(0, 2**31))
@@ -252,7 +258,7 @@ def test_the_largest_float32_weights_overflow_nothing() -> None:
 
 @pytest.mark.parametrize(("shape", "axis"), [((0, 3), -1), ((3, 0), 0), ((3, 0, 1, 1), 0), ((0, 4, 3), -1)], ids=str)
 def test_no_weights_do_not_saturate(shape: tuple[int, ...], axis: int) -> None:
-    assert not saturating(np.zeros(shape, np.int8), axis).any()
+    assert not (pair_peak(np.zeros(shape, np.int8), axis) > PAIR_LIMIT).any()
     for channel in (axis, None):
         params = symmetric_s8(np.zeros(shape, np.float32), channel)
         assert relieve(params, np.zeros(shape, np.float32), axis) is params

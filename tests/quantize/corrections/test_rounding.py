@@ -31,7 +31,7 @@ from requant.quantize.corrections.rounding import (
 from requant.transforms.int8_weights import FloatWeights
 from requant.transforms.plan import Unit
 from requant.transforms.qparams import QParams, Scheme, asymmetric_u8, quantize
-from requant.transforms.saturation import relieve, saturating
+from requant.transforms.saturation import PAIR_LIMIT, pair_peak, relieve
 
 Array = npt.NDArray[Any]
 EPS = float(np.finfo(np.float32).eps)
@@ -199,7 +199,7 @@ def step(
         raise AssertionError("rounding needs no runtime")
 
     unit = Unit(name="unit", op=op, nodes=("unit",), inputs=("x",), outputs=("y",))
-    return Layer(unit, node, FloatWeights(weights, params, bias), asymmetric_u8(-4, 4), x, x, y, never)
+    return Layer(unit, node, FloatWeights(weights, params, bias), asymmetric_u8(-4, 4), x, y, never)
 
 
 def _attribute(value: Any) -> tuple[ir.AttributeType, Any]:
@@ -361,8 +361,8 @@ def test_no_sum_of_two_products_exceeds_16_bits(kind: str) -> None:
     found, free = learn_rounding(one, shifted=False, exact=False), learn_rounding(one, shifted=False)
     assert found is not None
     assert free is not None
-    assert not saturating(found, channels, group=groups).any()
-    assert saturating(free, channels, group=groups).any()  # without the limit, sums would be clipped
+    assert not (pair_peak(found, channels, group=groups) > PAIR_LIMIT).any()
+    assert (pair_peak(free, channels, group=groups) > PAIR_LIMIT).any()  # without the limit, sums would be clipped
     fresh = alike(inputs, axis, 16, seed=3)
     nearest = quantize(one.weights.array, params)
     assert error(op, attributes, one, found, fresh) < 0.5 * error(op, attributes, one, nearest, fresh)
@@ -375,7 +375,7 @@ def test_what_the_layers_before_lost_is_made_up_for() -> None:
     inputs_int8 = alike(inputs, axis, 8, seed=2)
     target = weights + 0.2 * one.weights.params.scale  # a fifth of a step is missing everywhere
     results = [x @ target for x in inputs_int8]
-    lost = replace(one, float_inputs=inputs_int8, int8_inputs=inputs_int8, float_results=results)
+    lost = replace(one, int8_inputs=inputs_int8, float_results=results)
     fresh = alike(inputs, axis, 16, seed=3)
 
     def short(found: Array | None) -> float:
@@ -391,7 +391,7 @@ def test_noise_that_no_weights_explain_does_not_hide_what_rounding_gains() -> No
     one, inputs, axis = layer("product")
     random, x = np.random.default_rng(5), [each[:8] for each in one.int8_inputs]
     y = [each @ one.weights.array + 0.2 * random.standard_normal((8, 10)).astype(np.float32) for each in x]
-    found = learn_rounding(replace(one, float_inputs=x, int8_inputs=x, float_results=y))
+    found = learn_rounding(replace(one, int8_inputs=x, float_results=y))
     fresh, nearest = alike(inputs, axis, 16, seed=3), quantize(one.weights.array, one.weights.params)
     assert found is not None
     assert error("MatMul", {}, one, found, fresh) < 0.5 * error("MatMul", {}, one, nearest, fresh)
