@@ -20,7 +20,7 @@ import onnx
 import onnxruntime as ort
 from onnx import numpy_helper
 
-from requant.transforms.ops import OPS
+from requant.transforms.int8.ops import OPS
 
 Feed: TypeAlias = dict[str, Any]
 

@@ -161,8 +161,8 @@ def native_plan(model: str, path: str, product: str) -> Path:
     """Write a plan in which products by constants have a form, and attention is a native operator; return its path."""
     import onnx_ir as ir
 
-    from requant.transforms.attention import find_attention
-    from requant.transforms.ops import GROUP_QUERY, key
+    from requant.transforms.graph import key
+    from requant.transforms.patterns.attention import GROUP_QUERY, find_attention
 
     graph, rows = ir.load(model).graph, {}
     for node in graph:
@@ -183,7 +183,7 @@ def quantize(model: str, feeds: str, output: str, form: Form) -> None:
     from requant.quantize import Options, quantize_model
     from requant.quantize.options.declared import Strategy
     from requant.quantize.options.selection import Selection
-    from requant.transforms.qparams import Scheme
+    from requant.transforms.int8.qparams import Scheme
 
     product = "block native" if form.strategy == "block" else "dynamic native"
     plan = native_plan(model, f"{Path(output).parent}/native.json", product) if form.native else None

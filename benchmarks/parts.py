@@ -23,9 +23,9 @@ from requant.quantize.placement.obstacles import OBSTACLES, Rule
 from requant.quantize.placement.reasons import NO_FORM
 from requant.transforms import parse_groups, run
 from requant.transforms.groups import GROUPS
-from requant.transforms.ops import WHOLE
-from requant.transforms.plan import Impl, Unit
-from requant.transforms.reasons import Reason
+from requant.transforms.int8.ops import WHOLE
+from requant.transforms.int8.plan import Impl, Unit
+from requant.transforms.int8.reasons import Reason
 
 GROUP = "simplify"
 PRODUCTS, RECURRENT = frozenset({"MatMul", "Gemm"}), frozenset({"GRU", "LSTM"})

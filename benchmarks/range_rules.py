@@ -49,7 +49,7 @@ from requant.quantize.runtime.isa import resolve
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.simplify import simplify
 from requant.transforms.insert_qdq import insert_qdq
-from requant.transforms.qparams import Scheme
+from requant.transforms.int8.qparams import Scheme
 
 Array = NDArray[Any]
 Feed = Mapping[str, Array]

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..transforms.qparams import Scheme
+    from ..transforms.int8.qparams import Scheme
     from .accuracy.compare import Comparison, compare_models
     from .accuracy.frontier import Frontier, Point
     from .accuracy.outputs import Accuracy, Labelled
@@ -84,7 +84,7 @@ __all__ = [
 ]
 
 HOMES = {
-    "..transforms.qparams": ("Scheme",),
+    "..transforms.int8.qparams": ("Scheme",),
     ".accuracy.outputs": ("Accuracy", "Labelled"),
     ".api": ("measure_costs", "quantize_model", "search_model"),
     ".project.fastest": ("quantize_fastest",),

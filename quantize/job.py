@@ -16,8 +16,8 @@ from ..calibration.sources import Source
 from ..transforms import StepResult
 from ..transforms.graph import Shape, plain_shape
 from ..transforms.inference import inferred
-from ..transforms.plan import Impl, Plan
-from ..transforms.qparams import QParams, Scheme
+from ..transforms.int8.plan import Impl, Plan
+from ..transforms.int8.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy
 from .model.files import Weights
 from .options.efforts import EFFORTS, chosen

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..calibration.checks import Finding
 from ..system.printable import one_line
-from ..transforms.reasons import ALREADY, IN_BLOCKS, INTEGER
+from ..transforms.int8.reasons import ALREADY, IN_BLOCKS, INTEGER
 from .accuracy.frontier import Frontier
 from .accuracy.outputs import Accuracy, accuracy_json
 from .accuracy.promise import Promise

@@ -21,8 +21,8 @@ from onnx import numpy_helper
 from requant import RequantError
 from requant.quantize import Accuracy, Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.profile import executed
-from requant.transforms.qparams import Scheme
-from requant.transforms.saturation import PAIR_LIMIT, pair_peak
+from requant.transforms.int8.qparams import Scheme
+from requant.transforms.int8.saturation import PAIR_LIMIT, pair_peak
 
 from .native import needs_library
 

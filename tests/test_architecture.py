@@ -218,11 +218,26 @@ def test_the_root_imports_packages_only_for_type_checkers() -> None:
 
 
 def test_modules_of_transforms_import_each_other_without_circles() -> None:
-    modules = {path.stem: path for path in (ROOT / "transforms").glob("*.py") if path.stem != "__init__"}
+    folder = ROOT / "transforms"
+    paths = (path for path in folder.rglob("*.py") if path.stem != "__init__")
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
     graph = {
-        name: {part for _, seen in all_imports(path) for part in seen.split(".")[2:3]} for name, path in modules.items()
+        name: {other for _, seen in all_imports(path) for other in modules if seen.startswith(f"requant.{other}.")}
+        for name, path in modules.items()
     }
+    assert any(graph.values())
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError
+
+
+def test_patterns_and_forms_know_no_named_transform() -> None:
+    """What the transforms share stands below them: patterns, then the int8 graph of a plan, then the transforms."""
+    shared = {"graph", "inference", "registry"}
+    below = {"patterns": {*shared, "patterns"}, "int8": {*shared, "patterns", "int8"}}
+    for room, known in below.items():
+        paths = [*(ROOT / "transforms" / room).glob("*.py")]
+        seen = {name.split(".")[2] for path in paths for _, name in all_imports(path) if ".transforms." in name}
+        assert len(paths) > 5
+        assert seen <= known, room
 
 
 def test_functions_are_short() -> None:

@@ -23,7 +23,7 @@ from requant.quantize.placement.obstacles import OBSTACLES
 from requant.quantize.placement.rules import able, choose_by
 from requant.transforms import parse_groups, run
 from requant.transforms.groups import GROUPS
-from requant.transforms.plan import Impl
+from requant.transforms.int8.plan import Impl
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))

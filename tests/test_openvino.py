@@ -15,7 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant.quantize import Options, quantize_model
-from requant.transforms.qparams import Scheme
+from requant.transforms.int8.qparams import Scheme
 
 with pytest.MonkeyPatch.context() as patch:  # OpenVINO sends no telemetry if this package is missing
     patch.setitem(sys.modules, "openvino_telemetry", None)

@@ -22,8 +22,8 @@ from requant import RequantError
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.options.declared import FORMATS
 from requant.quantize.runtime.session import Runner
-from requant.transforms.ops import OPS
-from requant.transforms.qparams import Scheme
+from requant.transforms.int8.ops import OPS
+from requant.transforms.int8.qparams import Scheme
 
 Array = NDArray[Any]
 Feed = dict[str, Array]

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from .graph import LARGE, computing_graphs, constant, release
-from .ops import MOVES, MS
-from .qparams import TINY, Array, blocks
+from .graph import LARGE, MS, computing_graphs, constant, release
+from .int8.ops import MOVES
+from .int8.qparams import TINY, Array, blocks
 from .registry import Change, transform
 
 EVERY = frozenset(range(8))

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from .graph import can_replace, computing_graphs, constant, names, remove, replace, sole_reader
 from .inference import stand_ins
-from .linear import (
+from .patterns.linear import (
     AFFINE,
     BY_CONSTANT,
     LINEAR,

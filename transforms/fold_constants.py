@@ -12,7 +12,7 @@ from .. import UnknownNameError
 from .evaluation import evaluated
 from .graph import add_initializer, computing_nodes, constant, discard, graph_of, remove_if_unread
 from .inference import stand_ins
-from .ops import MOVES, row_of
+from .int8.ops import MOVES, row_of
 from .registry import Change, LeftAlone, transform
 from .tensors import tensors
 

@@ -11,8 +11,8 @@ import onnx_ir as ir
 from .. import near
 from .functions import DOMAIN
 from .graph import add_initializer, constant, names, node_name, remove, unused_name
+from .int8.qparams import Array
 from .min_max_log import MAX, MIN, REQUANT_MIN_MAX, Log, high_percentile, low_percentile, read_log
-from .qparams import Array
 from .registry import Change, TransformError, transform
 
 Summary = Callable[[list[float], float], float]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .qparams import TINY
+from .int8.qparams import TINY
 
 DOMAIN = "requant"
 

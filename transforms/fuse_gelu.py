@@ -8,8 +8,7 @@ from math import isclose, pi, sqrt
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, remove, replace_node, sole_reader
-from .ops import MS
+from .graph import MS, computing_nodes, constant, remove, replace_node, sole_reader
 from .registry import Change, transform
 
 HAS_GELU = 20  # the opset from which Gelu is a standard operator

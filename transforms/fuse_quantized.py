@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .existing import drop_round_trips
 from .functions import DOMAIN, drop_functions
 from .graph import add_initializer, constant, names, remove, replace_node, sole_reader, unused_name
-from .qlinear import Weights, product_node
-from .qparams import Array, QParams, asymmetric_u8
+from .int8.existing import drop_round_trips
+from .int8.qlinear import Weights, product_node
+from .int8.qparams import Array, QParams, asymmetric_u8
 from .registry import Change, transform
 
 

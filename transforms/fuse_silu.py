@@ -6,8 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, remove, replace_node, sole_reader
-from .ops import MS
+from .graph import MS, computing_nodes, remove, replace_node, sole_reader
 from .registry import Change, transform
 
 

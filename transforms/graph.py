@@ -27,7 +27,15 @@ FARTHEST = 2**15
 DEEPEST = (2**31 - 1) // (255 * 128)
 """The most products of a result of a native operator: int32 holds all sums; ``kDeepest`` in the native sources."""
 
+MS = "com.microsoft"
+"""The domain of the operators that ONNX Runtime adds to ONNX."""
+
 LARGE = 2**20  # bytes; a tensor derived from a larger weight is computed at each read, and not kept in memory
+
+
+def key(node: ir.Node) -> str:
+    """Return the name of a node's operator with its domain, such as ``"Conv"`` or ``"com.microsoft.Attention"``."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def is_float32(value: ir.Value | None) -> bool:

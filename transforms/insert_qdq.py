@@ -8,10 +8,10 @@ from functools import partial
 
 import onnx_ir as ir
 
-from .block_forms import to_blocks
-from .graph import constant, nodes_by_name
+from .graph import MS, constant, nodes_by_name
 from .inference import inferred
-from .int8_forms import (
+from .int8.block_forms import to_blocks
+from .int8.int8_forms import (
     lay_bare,
     lookups_of,
     store_weights,
@@ -21,12 +21,12 @@ from .int8_forms import (
     to_qattention,
     with_lookups,
 )
-from .int8_weights import Adjustment, WeightWriter, shift_behind
-from .ops import GATE, MS, OPS, WHOLE
-from .packed_conv import pack_pixels
-from .plan import Domain, Impl, Plan, Unit
-from .qparams import Array, QParams, Scheme, quantize
-from .runtime_workarounds import (
+from .int8.int8_weights import Adjustment, WeightWriter, shift_behind
+from .int8.ops import GATE, OPS, WHOLE
+from .int8.packed_conv import pack_pixels
+from .int8.plan import Domain, Impl, Plan, Unit
+from .int8.qparams import Array, QParams, Scheme, quantize
+from .int8.runtime_workarounds import (
     keep_floats,
     move_relu_behind_max_pool,
     move_signed_pairs,
@@ -34,8 +34,8 @@ from .runtime_workarounds import (
     replace_relu_by_max,
     to_integer_product,
 )
-from .units import activations
-from .writer import Writer
+from .int8.units import activations
+from .int8.writer import Writer
 
 WITHOUT_PAIRS: Mapping[Impl, Callable[[ir.Node, Unit, WeightWriter], int]] = {
     Impl.DYNAMIC: to_dynamic,

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .existing import is_linear
 from .freeze_ranges import check_names, check_percentile
 from .graph import constant, nodes_by_name, separate_bodies
 from .inference import inferred
 from .insert_qdq import insert_qdq
+from .int8.existing import is_linear
+from .int8.ops import OPS, Op, only_moves
+from .int8.plan import Choice, Impl, Plan, Unit
+from .int8.qparams import Scheme
+from .int8.units import units
 from .min_max_log import REQUANT_MIN_MAX, high_percentile, low_percentile, read_log
-from .ops import OPS, Op, only_moves
-from .plan import Choice, Impl, Plan, Unit
-from .qparams import Scheme
 from .registry import Change, LeftAlone, TransformError, transform
-from .units import units
 
 FIRST_OPSET = 10  # the first opset with QuantizeLinear
 Ranges = Mapping[str, tuple[float, float]]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .elementwise import CHANNELWISE, ELEMENTWISE
 from .graph import add_initializer, computing_graphs, constant, discard, known_shape, names, unused_name
 from .inference import stand_ins
+from .patterns.elementwise import CHANNELWISE, ELEMENTWISE
 from .registry import Change, transform
 
 AXES_ARE_INPUT = 13  # the opset from which the axes of Unsqueeze and Squeeze are inputs

@@ -25,7 +25,7 @@ from .graph import (
     unused_name,
 )
 from .inference import stand_ins
-from .ops import CLIP_TAKES_INPUTS
+from .int8.ops import CLIP_TAKES_INPUTS
 from .registry import Change, transform
 
 CLIPPED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..system.regular import read_file
-from .qparams import FLOAT_MAX
+from .int8.qparams import FLOAT_MAX
 from .registry import TransformError
 
 REQUANT_MIN_MAX, MIN, MAX = "__requant_min_max:", "__min:", "__max:"

@@ -21,7 +21,7 @@ from .graph import (
     stays_finite,
     unused_name,
 )
-from .ops import GEMM_NEEDS_NO_C
+from .int8.ops import GEMM_NEEDS_NO_C
 from .registry import Change, LeftAlone, transform
 
 BROADCASTS_C = 7  # the opset from which C is broadcast by the rules of numpy

@@ -21,8 +21,8 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 from .. import RequantError, near
 from ..system.given import check_kind
 from . import plugins
-from .existing import MADE_KEY, is_finished
 from .groups import SKIPPING, members
+from .int8.existing import MADE_KEY, is_finished
 from .registry import COMMON, REQUIRED, Change, Option, PipelineError, Transform, TransformError
 from .verify import Signature, VerifyError, signature, verify
 

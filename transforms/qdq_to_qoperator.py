@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .existing import is_linear
 from .graph import (
+    MS,
     computing_nodes,
     constant,
     derive_initializer,
@@ -20,11 +20,12 @@ from .graph import (
     sole_reader,
     unused_name,
 )
-from .ops import MS, OPS, Op, only_moves
-from .qlinear import Quantized, equal_parameters
-from .qparams import QParams
+from .int8.existing import is_linear
+from .int8.ops import OPS, Op, only_moves
+from .int8.qlinear import Quantized, equal_parameters
+from .int8.qparams import QParams
+from .patterns.elementwise import clip_bounds
 from .registry import Change, transform
-from .units import clip_bounds
 
 BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 Build = Callable[[ir.Node, list[Quantized], "Quantized | None"], "ir.Node | None"]

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph import (
+    MS,
     add_initializer,
     computing_nodes,
     constant,
@@ -18,9 +19,8 @@ from .graph import (
     replace_node,
     unused_name,
 )
-from .ops import MS
+from .int8.writer import FIRST_WITH_AXIS
 from .registry import Change, LeftAlone, transform
-from .writer import FIRST_WITH_AXIS
 
 Triple = tuple[int, int, int]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, graph_of, names, one_number, plain_shape, sole_reader, unused_name
-from .ops import GROUP_QUERY, MS, key
+from .graph import MS, add_initializer, graph_of, key, names, one_number, plain_shape, sole_reader, unused_name
+from .patterns.attention import GROUP_QUERY
 from .registry import Change, LeftAlone, transform
 
 ZERO_POINT, MOST = 128, 127

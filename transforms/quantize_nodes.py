@@ -11,12 +11,13 @@ import onnx_ir as ir
 
 from .functions import DOMAIN, add_functions, drop_functions
 from .graph import add_initializer, constant, names, node_name, remove, remove_if_unread, replace, unused_name
-from .ops import OPS, only_moves
-from .plan import Unit
-from .qlinear import Quantized
-from .qparams import FLOAT_MAX, Array
+from .int8.ops import OPS, only_moves
+from .int8.plan import Unit
+from .int8.qlinear import Quantized
+from .int8.qparams import FLOAT_MAX, Array
+from .int8.units import units
+from .patterns.elementwise import clip_bounds
 from .registry import Change, TransformError, transform
-from .units import clip_bounds, units
 
 UINT8, INT32, FLOAT = (ir.TensorType(t) for t in (ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.FLOAT))
 Range = tuple[float, float] | None

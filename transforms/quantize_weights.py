@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from .functions import DOMAIN
 from .graph import add_initializer, constant, drop_unused, names, release, replace, unused_name
-from .ops import OPS, Op
-from .qparams import quantize, symmetric_s8
+from .int8.ops import OPS, Op
+from .int8.qparams import quantize, symmetric_s8
 from .registry import Change, transform
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import every_node
-from .ops import key
+from .graph import every_node, key
 from .registry import Change, transform
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph import (
+    MS,
     can_replace,
     computing_nodes,
     constant,
@@ -24,9 +25,9 @@ from .graph import (
     sole_reader,
     unused_name,
 )
-from .int8_forms import LSTM_ATTRIBUTES
-from .ops import MOVES, MS
-from .qparams import Array, QParams, dequantize
+from .int8.int8_forms import LSTM_ATTRIBUTES
+from .int8.ops import MOVES
+from .int8.qparams import Array, QParams, dequantize
 from .registry import Change, LeftAlone, transform
 
 RANGES = "DynamicQuantizeLinear"

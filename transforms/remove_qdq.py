@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .existing import is_linear, zero_point_of
 from .graph import (
     add_initializer,
     can_replace,
@@ -18,8 +17,9 @@ from .graph import (
     replace,
     unused_name,
 )
-from .qlinear import equal_parameters
-from .qparams import QParams, dequantize
+from .int8.existing import is_linear, zero_point_of
+from .int8.qlinear import equal_parameters
+from .int8.qparams import QParams, dequantize
 from .registry import Change, LeftAlone, transform
 
 

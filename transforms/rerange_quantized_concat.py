@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .existing import is_linear
-from .graph import add_initializer, computing_nodes, constant, discard, graph_of, names, unused_name
-from .ops import MS, OPS, only_moves
+from .graph import MS, add_initializer, computing_nodes, constant, discard, graph_of, names, unused_name
+from .int8.existing import is_linear
+from .int8.ops import OPS, only_moves
+from .int8.qparams import INT32_MAX, QParams, asymmetric_u8
 from .qoperator_to_qdq import qop_of
-from .qparams import INT32_MAX, QParams, asymmetric_u8
 from .registry import Change, LeftAlone, transform
 
 Slot = tuple[ir.Node, int, int]

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph import computing_graphs, constant, release
-from .qparams import Array
+from .int8.qparams import Array
 from .registry import Change, TransformError, transform
 
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})

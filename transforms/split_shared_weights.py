@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .graph import computing_graphs, constant, names, node_name, unused_name
-from .ops import row_of
+from .int8.ops import row_of
 from .registry import Change, transform
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from .fold_batch_norms import fold
 from .fuse_pad_and_conv import fuse_pad_and_conv
-from .linear import BY_CONSTANT
+from .patterns.linear import BY_CONSTANT
 from .registry import Change, Function, transform
 
 

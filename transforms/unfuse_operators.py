@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from .graph import (
+    MS,
     add_initializer,
     computing_nodes,
     constant,
@@ -25,7 +26,7 @@ from .graph import (
     unused_name,
 )
 from .inference import stand_ins
-from .ops import CLIP_TAKES_INPUTS, GEMM_NEEDS_NO_C, MS
+from .int8.ops import CLIP_TAKES_INPUTS, GEMM_NEEDS_NO_C
 from .registry import Change, LeftAlone, transform
 
 # The activations of FusedConv and FusedGemm, with the attributes of the standard operator for their parameters.

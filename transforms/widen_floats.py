@@ -9,9 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import LARGE, can_replace, names, own_values, remove, replace, unused_name
+from .graph import LARGE, MS, can_replace, names, own_values, remove, replace, unused_name
 from .inference import stand_ins
-from .ops import MS
 from .registry import Change, LeftAlone, transform
 
 FLOAT = ir.DataType.FLOAT

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from ...transforms.graph import constant, is_float32
-from ...transforms.ops import OPS
+from ...transforms.int8.ops import OPS
 
 SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
 CHOOSES = SELECTS | {"ArgMax", "ArgMin", "Equal"}

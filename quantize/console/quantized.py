@@ -8,8 +8,8 @@ from rich.table import Table
 
 from ...calibration.checks import Finding
 from ...calibration.state import Link, summary
-from ...transforms.ops import MS
-from ...transforms.plan import Impl
+from ...transforms.graph import MS
+from ...transforms.int8.plan import Impl
 from ..accuracy.compare import Comparison
 from ..accuracy.frontier import Frontier
 from ..accuracy.verdict import Row

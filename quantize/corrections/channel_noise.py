@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...transforms.channel_scales import Fold
 from ...transforms.graph import constant, release
-from ...transforms.ops import OPS
+from ...transforms.int8.ops import OPS
+from ...transforms.patterns.channel_scales import Fold
 
 Floats = npt.NDArray[np.float64]
 STEPS_U8, STEPS_S8 = 255, 127

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.qparams import QParams
-from ...transforms.saturation import PAIR_LIMIT, pair_partners
+from ...transforms.int8.qparams import QParams
+from ...transforms.int8.saturation import PAIR_LIMIT, pair_partners
 from .layer_by_layer import Layer
 
 ROWS = 16384

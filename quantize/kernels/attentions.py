@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.attention import HEADS, HEADS_FIRST, ROWS_FIRST, FoundAttention, attention_among
-from ...transforms.cached_attention import cached
 from ...transforms.graph import Shape, names, nodes_by_name
-from ...transforms.ops import ATTENTION, OPS
-from ...transforms.plan import Unit
+from ...transforms.int8.ops import ATTENTION, OPS
+from ...transforms.int8.plan import Unit
+from ...transforms.patterns.attention import HEADS, HEADS_FIRST, ROWS_FIRST, FoundAttention, attention_among
+from ...transforms.patterns.cached_attention import cached
 from .attention_inputs import PlainInputs
 from .caches import cached_call
 from .calls import Call

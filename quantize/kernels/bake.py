@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
 from ...transforms.graph import (
+    MS,
     add_initializer,
     constant,
     has_plain_window,
@@ -17,7 +18,6 @@ from ...transforms.graph import (
     sole_reader,
     unused_name,
 )
-from ...transforms.ops import MS
 from .calls import CONVOLUTION, fits_operator
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
 from .nodes import native_node

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.attention import CACHES
-from ...transforms.cached_attention import CACHED, INTEGERS, TENSORS, CachedAttention, find_cached
 from ...transforms.graph import nodes_by_name
-from ...transforms.ops import GROUP_QUERY, OPS
-from ...transforms.plan import Unit
+from ...transforms.int8.ops import OPS
+from ...transforms.int8.plan import Unit
+from ...transforms.patterns.attention import CACHES, GROUP_QUERY
+from ...transforms.patterns.cached_attention import CACHED, INTEGERS, TENSORS, CachedAttention, find_cached
 from ...transforms.quantize_caches import find_bytes, find_floats
 from .calls import Call
 from .wrap import put_calls

@@ -10,16 +10,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.conv_transposes import has_whole_strides
-from ...transforms.elementwise import CHANNELWISE, ELEMENTWISE, Place
 from ...transforms.graph import DEEPEST, Shape, constant, has_plain_window, nodes_by_name, sole_reader, whole_first
-from ...transforms.ops import INTERPOLATION
-from ...transforms.packed_conv import BLOCK, Packing, packing_of, unpacked
-from ...transforms.plan import Unit
-from ...transforms.qlinear import equal_parameters
-from ...transforms.qparams import QParams, dequantize, quantize
-from ...transforms.resizes import NEAREST, POSITIONS, find_resizing
-from ...transforms.units import clip_bounds
+from ...transforms.int8.ops import INTERPOLATION
+from ...transforms.int8.packed_conv import BLOCK, Packing, packing_of, unpacked
+from ...transforms.int8.plan import Unit
+from ...transforms.int8.qlinear import equal_parameters
+from ...transforms.int8.qparams import QParams, dequantize, quantize
+from ...transforms.patterns.conv_transposes import has_whole_strides
+from ...transforms.patterns.elementwise import CHANNELWISE, ELEMENTWISE, Place, clip_bounds
+from ...transforms.patterns.resizes import NEAREST, POSITIONS, find_resizing
 from .chains import INTEGER, Chain, chain_of, is_uint8
 
 IMAGE = 4  # axes of a tensor with a layout

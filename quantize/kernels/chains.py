@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array, open_session, run_session
-from ...transforms.elementwise import Place, channels_of
 from ...transforms.graph import constant
+from ...transforms.patterns.elementwise import Place, channels_of
 
 INTEGER: Mapping[str, tuple[Mapping[int, int], int]] = {
     "QLinearSigmoid": ({0: 2}, 4),

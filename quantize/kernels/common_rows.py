@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import (
+    MS,
     add_initializer,
     constant,
     insert_before,
@@ -19,7 +20,6 @@ from ...transforms.graph import (
     replace,
     unused_name,
 )
-from ...transforms.ops import MS
 from .products import DYNAMIC, FORMS, bias_behind
 
 WEIGHTS, SCALE, ZERO = 1, 2, 3  # among the inputs of DynamicQuantizeMatMul, in front of the bias

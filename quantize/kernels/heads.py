@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from ... import RequantError
 from ...calibration.session import Array, open_session, run_session
-from ...transforms.attention import BATCH_SECOND, HEADS, ROWS_FIRST
 from ...transforms.graph import Shape, constant
+from ...transforms.patterns.attention import BATCH_SECOND, HEADS, ROWS_FIRST
 from .chains import Constants, copied, serialized
 
 MOVES = frozenset("Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ...transforms.fuse_gelu import find_gelu
-from ...transforms.graph import Shape, constant, sole_reader
-from ...transforms.ops import MS, key
-from ...transforms.plan import Unit
+from ...transforms.graph import MS, Shape, constant, key, sole_reader
+from ...transforms.int8.plan import Unit
 from .calls import Call
 from .wrap import put_calls
 

@@ -7,8 +7,8 @@ from math import prod
 
 import onnx_ir as ir
 
-from ...transforms.existing import is_linear
 from ...transforms.graph import Shape, constant, sole_reader
+from ...transforms.int8.existing import is_linear
 from .calls import Call, X
 from .chains import is_uint8
 from .wrap import put_calls

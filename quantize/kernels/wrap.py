@@ -26,7 +26,7 @@ from ...transforms.graph import (
     unused_name,
 )
 from ...transforms.graph import replace as replace_value
-from ...transforms.plan import Unit
+from ...transforms.int8.plan import Unit
 from .bent_lines import bent_lines_of
 from .calls import BIAS, CONVOLUTION, LINES, PAIR, RESIDUAL, WEIGHTS, Call, Surroundings, X, Y, call_of
 from .chains import copied, table_of

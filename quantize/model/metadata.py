@@ -17,9 +17,9 @@ from ... import RequantError, __version__
 from ...calibration.decoding import convert
 from ...system.values import decode_json
 from ...transforms import METADATA_KEY
-from ...transforms.existing import MADE_KEY, VERSION_KEY
-from ...transforms.plan import Plan
-from ...transforms.qparams import QParams
+from ...transforms.int8.existing import MADE_KEY, VERSION_KEY
+from ...transforms.int8.plan import Plan
+from ...transforms.int8.qparams import QParams
 from ..runtime.machine import flags
 
 OPTIONS_KEY, RANGES_KEY = "requant.options", "requant.ranges"

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.evaluation import evaluated
-from ...transforms.existing import insert_product, is_linear, released_name, zero_point_of
 from ...transforms.graph import (
+    MS,
     add_initializer,
     constant,
     derive_initializer,
@@ -21,8 +21,8 @@ from ...transforms.graph import (
     release,
     unused_name,
 )
-from ...transforms.ops import MS
-from ...transforms.qparams import QParams, along_axis
+from ...transforms.int8.existing import insert_product, is_linear, released_name, zero_point_of
+from ...transforms.int8.qparams import QParams, along_axis
 from ...transforms.registry import LeftAlone
 from ...transforms.tensors import tensors
 

@@ -12,7 +12,7 @@ from typing import Any
 from ... import RequantError, UnknownNameError
 from ...calibration import DataSpec, executor_named
 from ...calibration.execution import Execution
-from ...transforms.qparams import Scheme
+from ...transforms.int8.qparams import Scheme
 from .declared import READING, Strategy
 from .options import Options
 from .selection import Selection

@@ -15,7 +15,7 @@ from ...calibration.log import Log, is_log, load_log
 from ...calibration.overrides import Overrides, load_overrides
 from ...calibration.precision import Precision
 from ...calibration.ranges import Rule, parse_rule
-from ...transforms.qparams import Scheme
+from ...transforms.int8.qparams import Scheme
 from .efforts import EFFORTS
 from .options import Options
 

@@ -12,7 +12,7 @@ from ...calibration.files import RangeFile
 from ...calibration.overrides import Overrides
 from ...calibration.ranges import parse_rule
 from ...system.given import names_of, normalise_fields
-from ...transforms.qparams import BlockForm, Scheme
+from ...transforms.int8.qparams import BlockForm, Scheme
 from .declared import AUTO, FORMATS, KERNELS, PLACES, PRECISIONS, RUNTIMES, TARGETS, Strategy
 from .efforts import EFFORTS, chosen
 from .option import MOST_THREADS, check_batches

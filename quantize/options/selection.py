@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from ... import RequantError, UnknownNameError
 from ...system.given import names_of
-from ...transforms.ops import Op, row_of
-from ...transforms.plan import Impl, Unit
+from ...transforms.int8.ops import Op, row_of
+from ...transforms.int8.plan import Impl, Unit
 from .declared import Strategy
 
 ORDERS: Mapping[Strategy, tuple[Impl, ...]] = {

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ...transforms.attention import FoundAttention, attention_among
-from ...transforms.cached_attention import CACHED, find_cached
 from ...transforms.graph import is_float32, plain_shape
-from ...transforms.plan import Unit
-from ...transforms.reasons import NONE, Reason
+from ...transforms.int8.plan import Unit
+from ...transforms.int8.reasons import NONE, Reason
+from ...transforms.patterns.attention import FoundAttention, attention_among
+from ...transforms.patterns.cached_attention import CACHED, find_cached
 from . import reasons as why
 from .facts import Facts
 

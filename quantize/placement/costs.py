@@ -22,7 +22,7 @@ from ...calibration.decoding import Natural, convert_rows, load_document
 from ...calibration.files import write_atomically
 from ...calibration.session import OPERATORS
 from ...system.regular import reason_of
-from ...transforms.plan import Impl, Unit
+from ...transforms.int8.plan import Impl, Unit
 from ..runtime.machine import Machine, folder, forgotten
 
 SCHEMA = 1

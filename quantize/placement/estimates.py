@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from ...transforms.graph import constant
-from ...transforms.ops import GATE, OPS
-from ...transforms.plan import Impl, Unit
+from ...transforms.int8.ops import GATE, OPS
+from ...transforms.int8.plan import Impl, Unit
 
 LAUNCH = 2.0  # microseconds of the smallest kernel
 CONVERTED = 0.25e-3  # microseconds per element of a QuantizeLinear or a DequantizeLinear

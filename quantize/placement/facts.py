@@ -8,11 +8,11 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from ...transforms.existing import is_finished
 from ...transforms.graph import node_name, nodes_by_name
 from ...transforms.inference import inferred
-from ...transforms.plan import Impl
-from ...transforms.qparams import BlockForm
+from ...transforms.int8.existing import is_finished
+from ...transforms.int8.plan import Impl
+from ...transforms.int8.qparams import BlockForm
 from ...transforms.quantize_caches import cache_nodes
 from ..options.selection import Selection
 

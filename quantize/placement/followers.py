@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...transforms.ops import OPS
-from ...transforms.plan import Impl, Unit
+from ...transforms.int8.ops import OPS
+from ...transforms.int8.plan import Impl, Unit
 
 Shape = tuple[int, ...]
 

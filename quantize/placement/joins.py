@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ...transforms.graph import constant
-from ...transforms.plan import Impl, Plan, Unit
+from ...transforms.int8.plan import Impl, Plan, Unit
 from .facts import Facts
 from .obstacles import FUNCTIONS
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ...transforms.plan import Unit
+from ...transforms.int8.plan import Unit
 from ..runtime.attribution import Spent
 
 BLOCK = 16  # the blocked layout pads channels to a multiple of this

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ...calibration.session import Array, ModelSource
-from ...transforms.plan import Choice, Impl, Plan
+from ...transforms.int8.plan import Choice, Impl, Plan
 from ..job import Candidate, Job, Purpose
 from ..runtime.attribution import Owners, Spent
 from ..runtime.profile import KernelRun, Profile

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...transforms.plan import Impl
+from ...transforms.int8.plan import Impl
 
 SOURCE, SINK = "source", "sink"
 BITS = 50

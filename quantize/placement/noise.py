@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.graph import constant
-from ...transforms.ops import OPS
-from ...transforms.plan import Choice, Impl, Plan, Unit
+from ...transforms.int8.ops import OPS
+from ...transforms.int8.plan import Choice, Impl, Plan, Unit
 from .joins import unrounded
 
 ACTIVATION = 12 * 255.0**2 / 36  # a uniform error of 1/255 of a range of six standard deviations

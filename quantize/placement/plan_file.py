@@ -13,8 +13,8 @@ from typing import Any
 from ... import RequantError, UnknownNameError
 from ...calibration.decoding import convert_rows, load_document
 from ...calibration.files import written_after
-from ...transforms.plan import Choice, Impl, Plan
-from ...transforms.reasons import NONE, other
+from ...transforms.int8.plan import Choice, Impl, Plan
+from ...transforms.int8.reasons import NONE, other
 from .facts import Facts
 from .reasons import PLAN_FILE
 from .rules import able
@@ -76,6 +76,7 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
         UnknownNameError: The model has no unit of this name.
     """
     options, name_of_file = able(facts, rules), os.fspath(path)
+    operators = {unit.name: unit.op for unit in rules.units}
     changed, rows = {}, _rows(path)
     if len(rows) > 1 and not rows.keys() & options.keys():
         raise RequantError(
@@ -85,10 +86,14 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
         wanted = row.implementation
         if name not in options:
             raise UnknownNameError(f"unit of {name_of_file} in the model", name, options)
+        if row.operator not in ("", operators[name]):
+            differs = f"unit {name!r} is {operators[name]!r} in this model, not {row.operator!r}"
+            raise RequantError(f"{name_of_file}: {differs}: the plan of another model")
         possible = {impl.value for impl in (*options[name], Impl.FLOAT, rules.choices[name].impl)}
         if wanted not in possible and strict:
-            known = ", ".join(sorted(possible))
-            raise RequantError(f"{name_of_file}: unit {name!r} cannot be {wanted!r}; it can be: {known}")
+            known, reason = ", ".join(sorted(possible)), rules.choices[name].reason
+            why = f" ({reason})" if reason else ""
+            raise RequantError(f"{name_of_file}: unit {name!r} cannot be {wanted!r}{why}; it can be: {known}")
         if row.body not in (bodies := _bodies(wanted, options[name])) and strict:
             known = ", ".join(bodies)
             raise RequantError(f"{name_of_file}: unit {name!r} cannot have the body {row.body!r}; it can have: {known}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ...transforms.ops import OPS
-from ...transforms.plan import Choice, Impl, Plan, Unit
+from ...transforms.int8.ops import OPS
+from ...transforms.int8.plan import Choice, Impl, Plan, Unit
 from .estimates import estimate
 from .min_cut import Item, Problem, cheapest, joined
 from .pricing import (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ...transforms.plan import Plan
+from ...transforms.int8.plan import Plan
 from ..job import Job
 from .facts import Facts
 from .measuring import Write, measure_units, profile, profile_float, with_profile

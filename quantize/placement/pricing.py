@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ...calibration.session import Array
-from ...transforms.plan import Impl, Plan, Unit
+from ...transforms.int8.plan import Impl, Plan, Unit
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..options.efforts import EFFORTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...transforms.reasons import Reason
+from ...transforms.int8.reasons import Reason
 
 # the user or the data decide
 EXCLUDED = Reason("excluded", "{}")

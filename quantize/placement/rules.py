@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.attention import OPERATORS, FoundAttention, find_attention, missing_form
 from ...transforms.graph import bodies, computing_graphs
-from ...transforms.ops import GATE, OPS, WHOLE, why_float
-from ...transforms.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
-from ...transforms.qparams import BlockForm
-from ...transforms.reasons import FUSED_GROUP, NONE, Reason
-from ...transforms.units import units
+from ...transforms.int8.ops import GATE, OPS, WHOLE, why_float
+from ...transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
+from ...transforms.int8.qparams import BlockForm
+from ...transforms.int8.reasons import FUSED_GROUP, NONE, Reason
+from ...transforms.int8.units import units
+from ...transforms.patterns.attention import OPERATORS, FoundAttention, find_attention, missing_form
 from ..options.declared import Strategy
 from ..options.selection import ORDERS, Selection
 from ..runtime.kernels import uint8_kernels

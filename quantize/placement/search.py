@@ -11,7 +11,7 @@ from functools import partial
 
 from ... import RequantError
 from ...transforms.graph import computes_in_bodies
-from ...transforms.plan import Impl, Plan
+from ...transforms.int8.plan import Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
 from ..runtime.clock import SURE, race, uncertainty
 from ..runtime.runtimes import LoadedModel

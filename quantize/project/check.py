@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ... import RequantError
 from ...calibration import DataSpec
 from ...system.apart import check_apart
-from ...transforms.plan import Impl
+from ...transforms.int8.plan import Impl
 from ..gate.judge import Line, Status
 from ..gate.run import Check, CheckOptions, judged, ready
 from ..model.files import read_message

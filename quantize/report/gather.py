@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...calibration.session import ModelSource
-from ...transforms.plan import Plan
+from ...transforms.int8.plan import Plan
 from ..accuracy.sqnr import finite
 from ..job import Job
 from ..placement.reasons import FLOAT_FASTER

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...transforms.plan import Impl
+from ...transforms.int8.plan import Impl
 from .record import CONVERSIONS, LAYOUT, Record, Unit
 
 SHOWN = 3

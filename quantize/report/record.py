@@ -9,7 +9,7 @@ from typing import Any
 from ... import RequantError
 from ...calibration.checks import Finding
 from ...calibration.decoding import LARGE_FILE, Finite, convert, load_json
-from ...transforms.plan import Impl
+from ...transforms.int8.plan import Impl
 from ..accuracy.outputs import Labelled
 
 KIND = "requant run record"

@@ -17,8 +17,8 @@ from ...calibration.runner import observe
 from ...calibration.samples import Sample
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
-from ...transforms.ops import row_of
-from ...transforms.qparams import QParams, dequantize
+from ...transforms.int8.ops import row_of
+from ...transforms.int8.qparams import QParams, dequantize
 from ..accuracy.classes import is_float
 from ..accuracy.sqnr import decibels, powers
 from ..job import Candidate, Job

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ...transforms.ops import OPS
-from ...transforms.plan import Unit
+from ...transforms.int8.ops import OPS
+from ...transforms.int8.plan import Unit
 from .profile import KernelRun
 
 COUNTED = re.compile(r"^fused |_token_\d+$")

@@ -24,7 +24,7 @@ class Isa(StrEnum):
     Attributes:
         VNNI: In 32 bits: x86 with VNNI or AMX, ARM with dot products, and all other exact kernels.
         AVX2: In pairs in 16 bits, with saturation: x86 with AVX2 or AVX-512, without VNNI
-            (`requant.transforms.saturation`).
+            (`requant.transforms.int8.saturation`).
     """
 
     VNNI = "vnni"

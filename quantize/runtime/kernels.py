@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ...transforms.ops import Kernel
+from ...transforms.int8.ops import Kernel
 
 PROVIDER = "CPUExecutionProvider"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...calibration.bodies import bodies_of
-from ...transforms.ops import MS
+from ...transforms.graph import MS
 
 NCHWC = f"{MS}.nchwc"
 REORDERS = frozenset({"ReorderInput", "ReorderOutput"})

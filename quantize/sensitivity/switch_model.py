@@ -17,8 +17,8 @@ from ...calibration.samples import Sample
 from ...calibration.session import Array, Feed, open_session, runtime_message
 from ...calibration.stamps import model_stamp
 from ...transforms.graph import nodes_by_name
-from ...transforms.plan import Plan
-from ...transforms.qparams import QParams
+from ...transforms.int8.plan import Plan
+from ...transforms.int8.qparams import QParams
 from ..accuracy.choices import PREFIX
 from ..accuracy.parts import balance
 from ..accuracy.sqnr import powers

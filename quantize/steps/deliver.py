@@ -12,10 +12,10 @@ import onnx_ir as ir
 from ... import RequantError
 from ...system.scratch import exclusive
 from ...transforms import METADATA_KEY
-from ...transforms.existing import is_finished
 from ...transforms.graph import constant, nodes_by_name
-from ...transforms.plan import Impl, Plan
-from ...transforms.reasons import ALREADY, INTEGER, other
+from ...transforms.int8.existing import is_finished
+from ...transforms.int8.plan import Impl, Plan
+from ...transforms.int8.reasons import ALREADY, INTEGER, other
 from ..accuracy.choices import GIVEN_NOTE, was_given
 from ..accuracy.frontier import Frontier
 from ..job import Candidate, Job, Trial

@@ -14,8 +14,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ... import RequantError
 from ...calibration.samples import Sample
-from ...transforms.ops import OPS
-from ...transforms.plan import Impl, Plan
+from ...transforms.int8.ops import OPS
+from ...transforms.int8.plan import Impl, Plan
 from ..accuracy.given_choices import given_choices, with_choices
 from ..accuracy.logits import logits_of
 from ..accuracy.outputs import Accuracy

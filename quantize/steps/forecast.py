@@ -8,7 +8,7 @@ from functools import partial
 
 from ...calibration.session import Array
 from ...transforms.graph import computes_in_bodies, constant, nodes_by_name
-from ...transforms.ops import OPS
+from ...transforms.int8.ops import OPS
 from ..corrections.layer_by_layer import WALKED
 from ..corrections.rounding import SPARSE, multiplications
 from ..job import Job

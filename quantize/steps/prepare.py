@@ -16,11 +16,11 @@ from ...calibration.session import open_session
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import summary
 from ...transforms import Pipeline, PipelineResult, StepResult
-from ...transforms.existing import given_params, is_finished, release_weights
 from ...transforms.graph import node_name, nodes_by_name, separate_bodies
 from ...transforms.inline_functions import taken_origins
-from ...transforms.ops import ATTENTION
-from ...transforms.plan import Plan
+from ...transforms.int8.existing import given_params, is_finished, release_weights
+from ...transforms.int8.ops import ATTENTION
+from ...transforms.int8.plan import Plan
 from ...transforms.remove_dynamic_quantization import WRITERS as DYNAMIC
 from ...transforms.sort_by_execution_order import sort_by_execution_order
 from ..accuracy.pair import timing_note

@@ -19,9 +19,9 @@ from ...calibration.ranges import Range
 from ...calibration.runner import observe
 from ...calibration.session import Array
 from ...calibration.sums import Channels
-from ...transforms.bias_correction import mean_axis
 from ...transforms.graph import nodes_by_name
-from ...transforms.ops import OPS
+from ...transforms.int8.bias_correction import mean_axis
+from ...transforms.int8.ops import OPS
 from ..corrections.activation_ranges import ranges_by_results
 from ..job import Job
 from ..model.shapes import of_shapes_alone

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ...transforms.plan import Plan
+from ...transforms.int8.plan import Plan
 from ..accuracy.outputs import Accuracy
 from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS

@@ -20,7 +20,7 @@ from ...calibration.session import ModelSource
 from ...calibration.sources import DataSource, Source
 from ...calibration.stamps import data_stamp
 from ...system.given import check_kind
-from ...transforms.plan import Plan
+from ...transforms.int8.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
 from ..accuracy.frontier import Frontier, Point
 from ..accuracy.metrics import Metric, Reference, can_leave, fitted, score, score_with

@@ -8,7 +8,7 @@ import json
 import onnx_ir as ir
 
 from ...calibration.observations import Observations
-from ...transforms.plan import Plan
+from ...transforms.int8.plan import Plan
 from ..job import Job
 from ..model.files import load_model
 from ..model.metadata import Environment, Made, Written, describe_making, plan_digest

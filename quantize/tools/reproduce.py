@@ -17,7 +17,7 @@ from ...calibration.overrides import Overrides, overrides_from_json
 from ...calibration.sources import DataSource
 from ...system.apart import PathLike
 from ...transforms import METADATA_KEY, parse, run
-from ...transforms.existing import MADE_KEY, VERSION_KEY
+from ...transforms.int8.existing import MADE_KEY, VERSION_KEY
 from ...transforms.tensors import external_tensors
 from ..model.files import about, check_output, load_model, side_file, staging
 from ..model.metadata import (

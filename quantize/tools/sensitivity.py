@@ -26,7 +26,7 @@ from ...calibration.sources import DataSource, Source
 from ...system.given import or_default, whole
 from ...transforms.graph import nodes_by_name
 from ...transforms.inference import inferred
-from ...transforms.plan import Plan
+from ...transforms.int8.plan import Plan
 from ..accuracy.choices import GIVEN_NOTE, Reader
 from ..accuracy.given_choices import layered_choices, readers_of, with_choices
 from ..accuracy.promise import LEAST_DB

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from requant.calibration.precision import FLOAT_MAX, Precision
-from requant.transforms.qparams import Scheme
+from requant.transforms.int8.qparams import Scheme
 
 finite32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 finite = st.floats(-FLOAT_MAX, FLOAT_MAX)

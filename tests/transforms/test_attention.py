@@ -6,8 +6,8 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from requant.transforms.attention import FoundAttention, attention_among, find_attention, missing_form
-from requant.transforms.units import units
+from requant.transforms.int8.units import units
+from requant.transforms.patterns.attention import FoundAttention, attention_among, find_attention, missing_form
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 ROWS = "float[N,S,4,8]"

@@ -19,10 +19,10 @@ from requant import RequantError
 from requant.quantize import Options, quantize_model
 from requant.quantize.options.declared import Strategy
 from requant.quantize.options.selection import Selection
-from requant.transforms.block_forms import to_blocks
-from requant.transforms.block_weights import in_blocks
-from requant.transforms.qparams import BLOCK_BITS, BLOCK_SIZES, BlockForm, Scheme
-from requant.transforms.writer import Writer
+from requant.transforms.int8.block_forms import to_blocks
+from requant.transforms.int8.block_weights import in_blocks
+from requant.transforms.int8.qparams import BLOCK_BITS, BLOCK_SIZES, BlockForm, Scheme
+from requant.transforms.int8.writer import Writer
 
 MS = "com.microsoft"
 HEADER = f'<ir_version: 10, opset_import: ["" : 21, "{MS}" : 1]>\n'

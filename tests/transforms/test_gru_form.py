@@ -9,12 +9,12 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.transforms.gru_form import to_scan
-from requant.transforms.int8_weights import WeightWriter
-from requant.transforms.ops import MS
-from requant.transforms.qparams import Scheme
-from requant.transforms.units import units
-from requant.transforms.writer import Writer
+from requant.transforms.graph import MS
+from requant.transforms.int8.gru_form import to_scan
+from requant.transforms.int8.int8_weights import WeightWriter
+from requant.transforms.int8.qparams import Scheme
+from requant.transforms.int8.units import units
+from requant.transforms.int8.writer import Writer
 
 Array = npt.NDArray[Any]
 STEPS, ITEMS, WIDTH, SIZE = 9, 4, 12, 16

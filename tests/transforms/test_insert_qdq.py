@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from requant.quantize.runtime.isa import detect
 from requant.transforms import verify
-from requant.transforms.bias_correction import mean_axis, mean_shift
 from requant.transforms.insert_qdq import insert_qdq
-from requant.transforms.plan import Choice, Impl, Plan
-from requant.transforms.qparams import QParams, asymmetric_u8
-from requant.transforms.units import units
+from requant.transforms.int8.bias_correction import mean_axis, mean_shift
+from requant.transforms.int8.plan import Choice, Impl, Plan
+from requant.transforms.int8.qparams import QParams, asymmetric_u8
+from requant.transforms.int8.units import units
 
 Array = npt.NDArray[Any]
 MS = "com.microsoft"

@@ -16,10 +16,10 @@ from onnx import numpy_helper
 from requant import NATIVE_DOMAIN
 from requant.calibration.session import open_session
 from requant.quantize import Options, quantize_model
-from requant.transforms.joined_convs import find_sums
-from requant.transforms.plan import Choice, Impl, Plan
-from requant.transforms.qparams import Scheme
-from requant.transforms.units import units
+from requant.transforms.int8.joined_convs import find_sums
+from requant.transforms.int8.plan import Choice, Impl, Plan
+from requant.transforms.int8.qparams import Scheme
+from requant.transforms.int8.units import units
 
 from ..native import without_library
 

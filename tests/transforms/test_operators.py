@@ -23,8 +23,10 @@ from requant.cli import main
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.tools.inspect.operators import operators
-from requant.transforms.ops import ATTENTION, FUNCTION, GATE, GROUP_QUERY, INTERPOLATION, MS, OPS, Kernel, Op
-from requant.transforms.qparams import Scheme
+from requant.transforms.graph import MS
+from requant.transforms.int8.ops import ATTENTION, FUNCTION, GATE, INTERPOLATION, OPS, Kernel, Op
+from requant.transforms.int8.qparams import Scheme
+from requant.transforms.patterns.attention import GROUP_QUERY
 
 from ..native import needs_library
 

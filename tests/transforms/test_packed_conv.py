@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from requant.quantize.runtime.isa import detect
 from requant.quantize.runtime.profile import executed
-from requant.transforms import packed_conv, verify
+from requant.transforms import verify
 from requant.transforms.graph import constant
 from requant.transforms.inference import inferred
 from requant.transforms.insert_qdq import insert_qdq
-from requant.transforms.packed_conv import taps_of
-from requant.transforms.plan import Choice, Impl, Plan
-from requant.transforms.qparams import QParams, Scheme
-from requant.transforms.units import units
+from requant.transforms.int8 import packed_conv
+from requant.transforms.int8.packed_conv import taps_of
+from requant.transforms.int8.plan import Choice, Impl, Plan
+from requant.transforms.int8.qparams import QParams, Scheme
+from requant.transforms.int8.units import units
 
 Array = npt.NDArray[Any]
 OUTPUTS = 6

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant import RequantError
-from requant.transforms import qparams
 from requant.transforms.functions import add_functions
-from requant.transforms.qparams import (
+from requant.transforms.int8 import qparams
+from requant.transforms.int8.qparams import (
     FLOAT_MAX,
     TINY,
     QParams,

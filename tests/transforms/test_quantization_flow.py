@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from requant import RequantError
 from requant.calibration import Sample, run_logged
 from requant.transforms import METADATA_KEY, REGISTRY, Change, TransformError, run
-from requant.transforms.existing import drop_round_trips
+from requant.transforms.int8.existing import drop_round_trips
 from requant.transforms.min_max_log import high_percentile, low_percentile
 
 Array = npt.NDArray[Any]
@@ -122,7 +122,7 @@ def without_saturation(weights: Array, channel_axis: int | None = None) -> Array
     """Return weights of which no neighbours have the same sign, so that no CPU saturates on them.
 
     A CPU without VNNI adds the products of two neighbouring weights of an output channel in 16 bits. Neighbours are rows
-    of a matrix, input channels of a convolution, then its taps (`requant.transforms.saturation`).
+    of a matrix, input channels of a convolution, then its taps (`requant.transforms.int8.saturation`).
 
     Args:
         weights: Those of a convolution (M, C, *kernel), or a matrix.

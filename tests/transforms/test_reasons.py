@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from requant.quantize.placement.plan_file import save_plan
-from requant.transforms import reasons
-from requant.transforms.ops import OPS, why_float
-from requant.transforms.plan import Choice, Impl, Plan, Unit
-from requant.transforms.reasons import NONE, Reason, other
+from requant.transforms.int8 import reasons
+from requant.transforms.int8.ops import OPS, why_float
+from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
+from requant.transforms.int8.reasons import NONE, Reason, other
 
 TABLE = {name: value for name, value in vars(reasons).items() if isinstance(value, Reason) and value is not NONE}
 

@@ -18,7 +18,7 @@ from requant.quantize.model.files import load_model
 from requant.quantize.model.writing import save_model
 from requant.transforms import METADATA_KEY, REGISTRY, TransformError, VerifyError, run
 from requant.transforms.externalize_weights import EXTERNAL, external_threshold
-from requant.transforms.qparams import QParams
+from requant.transforms.int8.qparams import QParams
 
 Array = npt.NDArray[Any]
 ROOT = Path(__file__).parents[2]

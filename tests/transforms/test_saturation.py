@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from requant.transforms import saturation
-from requant.transforms.qparams import QParams, Scheme, quantize, symmetric_s8
-from requant.transforms.saturation import PAIR_LIMIT, pair_partners, pair_peak, relieve
+from requant.transforms.int8 import saturation
+from requant.transforms.int8.qparams import QParams, Scheme, quantize, symmetric_s8
+from requant.transforms.int8.saturation import PAIR_LIMIT, pair_partners, pair_peak, relieve
 
 Array = npt.NDArray[Any]
 

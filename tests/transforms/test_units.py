@@ -7,8 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from requant.transforms.graph import node_name
-from requant.transforms.plan import Unit
-from requant.transforms.units import clip_bounds, units
+from requant.transforms.int8.plan import Unit
+from requant.transforms.int8.units import units
+from requant.transforms.patterns.elementwise import clip_bounds
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>\n'
 SAMPLES = sorted((Path(__file__).parents[2] / "sample_models").glob("*.onnx"))

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from .... import RequantError
 from ....calibration.session import Array
-from ....transforms.ops import MS
+from ....transforms.graph import MS
 from ...model.files import serialize
 from ...runtime.executed import Kernel
 from ...runtime.profile import profiled

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from .... import NATIVE_DOMAIN
 from ....transforms.graph import constant
-from ....transforms.units import clip_bounds
+from ....transforms.patterns.elementwise import clip_bounds
 
 QUANTIZED = frozenset(
     "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QGemm ConvInteger MatMulInteger "

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .... import UnknownNameError
-from ....transforms.ops import OPS, Kernel, Op
+from ....transforms.int8.ops import OPS, Kernel, Op
 from ...runtime.kernels import uint8_kernels
 
 KINDS = {

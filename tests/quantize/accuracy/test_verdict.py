@@ -20,7 +20,7 @@ from requant.quantize.accuracy.verdict import latency_rows
 from requant.quantize.job import Placement
 from requant.quantize.result import NativeUse
 from requant.quantize.runtime.timing import Regime, latency_json
-from requant.transforms.reasons import IN_BLOCKS
+from requant.transforms.int8.reasons import IN_BLOCKS
 
 CLASSES = Accuracy(
     64, 63 / 64, {"logits": 45.5}, None, 0.001, 64, 0.001, (0.0, 0.002), 64, 0.99, 10, class_output="logits"

@@ -28,7 +28,7 @@ from requant.calibration import load_ranges
 from requant.calibration.checkpoint import Checkpoint
 from requant.cli import main
 from requant.quantize.model import files
-from requant.transforms.existing import MADE_KEY
+from requant.transforms.int8.existing import MADE_KEY
 
 from ...texts import without_stages
 

@@ -12,7 +12,7 @@ import pytest
 from requant.quantize import Options, quantize_model
 from requant.quantize.options.declared import Strategy
 from requant.quantize.options.selection import Selection
-from requant.transforms.qparams import Scheme
+from requant.transforms.int8.qparams import Scheme
 
 SAMPLES, ROWS, COLUMNS = 16, 64, 64
 

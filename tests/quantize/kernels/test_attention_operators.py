@@ -27,11 +27,11 @@ from requant.quantize.model.types import add_types
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import able, choose_by
 from requant.quantize.runtime.macs import multiply_accumulates
-from requant.transforms.attention import find_attention
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
-from requant.transforms.plan import Impl
-from requant.transforms.units import units
+from requant.transforms.int8.plan import Impl
+from requant.transforms.int8.units import units
+from requant.transforms.patterns.attention import find_attention
 
 from ...native import needs_library
 from .test_attentions import defined

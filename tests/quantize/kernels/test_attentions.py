@@ -28,11 +28,11 @@ from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import able, choose_by, stock_plan
 from requant.transforms import run
-from requant.transforms.attention import find_attention
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
-from requant.transforms.plan import Choice, Impl
-from requant.transforms.units import units
+from requant.transforms.int8.plan import Choice, Impl
+from requant.transforms.int8.units import units
+from requant.transforms.patterns.attention import find_attention
 
 from ...native import FOUND, by_row, needs_library
 

@@ -23,9 +23,9 @@ from requant.quantize.kernels.library import Kernels, kernels
 from requant.quantize.kernels.products import wrap_products
 from requant.quantize.options.declared import Strategy
 from requant.quantize.options.selection import Selection
-from requant.transforms.block_weights import Blocked, in_blocks
-from requant.transforms.plan import Unit
-from requant.transforms.qparams import BlockForm, Scheme
+from requant.transforms.int8.block_weights import Blocked, in_blocks
+from requant.transforms.int8.plan import Unit
+from requant.transforms.int8.qparams import BlockForm, Scheme
 
 from ...native import needs_library
 from .two_products import write_two_products

@@ -21,8 +21,8 @@ from requant.calibration.session import open_session, open_without_library
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.caches import wrap_caches
 from requant.transforms import REGISTRY
-from requant.transforms.cached_attention import find_cached
-from requant.transforms.units import units
+from requant.transforms.int8.units import units
+from requant.transforms.patterns.cached_attention import find_cached
 
 from ...native import needs_library
 from .test_attentions import FEW, defined, in_float

@@ -18,11 +18,11 @@ from requant import NATIVE_DOMAIN
 from requant.calibration.session import open_session
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.products import wrap_products
-from requant.transforms.attention import find_attention
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
-from requant.transforms.plan import Unit
-from requant.transforms.units import units
+from requant.transforms.int8.plan import Unit
+from requant.transforms.int8.units import units
+from requant.transforms.patterns.attention import find_attention
 
 from ...native import needs_library
 

@@ -21,8 +21,8 @@ from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.bent_lines import bent_lines_of
 from requant.quantize.kernels.chains import Chain, table_of
 from requant.quantize.kernels.wrap import wrap_units
-from requant.transforms.elementwise import Place, channels_of
-from requant.transforms.plan import Unit
+from requant.transforms.int8.plan import Unit
+from requant.transforms.patterns.elementwise import Place, channels_of
 
 from ...native import needs_library, without_library
 from .test_native import patient, session

@@ -15,10 +15,10 @@ from requant.calibration.session import open_session
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.heads import Heads, Places, heads_of
 from requant.quantize.runtime.macs import multiply_accumulates
-from requant.transforms.attention import find_attention
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
-from requant.transforms.units import units
+from requant.transforms.int8.units import units
+from requant.transforms.patterns.attention import find_attention
 
 from ...native import needs_library
 

@@ -22,7 +22,7 @@ from requant.calibration.session import open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.products import wrap_products
 from requant.quantize.placement.rules import native_products_plan
-from requant.transforms.plan import Choice, Impl, Plan, Unit
+from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 
 from ...native import needs_library
 from .two_products import write_two_products

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from requant.transforms.resizes import NEAREST, POSITIONS, Resizing, find_resizing
+from requant.transforms.patterns.resizes import NEAREST, POSITIONS, Resizing, find_resizing
 
 from ...native import needs_library
 from .flow import check_alike, check_equal, native_operators, quantized

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from requant.transforms.conv_transposes import has_whole_strides
+from requant.transforms.patterns.conv_transposes import has_whole_strides
 
 from ...native import needs_library
 from .flow import check_alike, native_operators, quantized

@@ -27,7 +27,7 @@ from requant.quantize.kernels.library import kernels
 from requant.quantize.kernels.nodes import OMITTED
 from requant.quantize.kernels.wrap import drop_inner_rounding, wrap_units
 from requant.transforms.inline_functions import inline_functions
-from requant.transforms.plan import Unit
+from requant.transforms.int8.plan import Unit
 
 from ...native import needs_library, without_library
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from requant.cli import main
 from requant.quantize.model.stored import stored_as_given
 from requant.quantize.steps.simplify import pipelines, simplify
-from requant.transforms.existing import release_weights
+from requant.transforms.int8.existing import release_weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WIDTH = 48

@@ -43,7 +43,7 @@ from requant.quantize.steps import search as walking
 from requant.quantize.steps.emit import plan_by_rules
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
-from requant.transforms.plan import Impl, Plan
+from requant.transforms.int8.plan import Impl, Plan
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
 DATA = f"{SAMPLES / 'digits.npz'}:calib"

@@ -24,8 +24,8 @@ from requant.quantize.placement.pricing import Prices, Space, has_unmeasured, pl
 from requant.quantize.placement.rules import able, all_int8_plan, choose_by, native_plan, stock_plan
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity.each_tensor import alone
-from requant.transforms.plan import NATIVE_PRODUCTS, Choice, Impl
-from requant.transforms.qparams import BlockForm, asymmetric_u8
+from requant.transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl
+from requant.transforms.int8.qparams import BlockForm, asymmetric_u8
 
 from ...native import needs_library
 

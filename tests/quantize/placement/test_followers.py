@@ -18,7 +18,7 @@ from requant.quantize.placement.followers import followers_of
 from requant.quantize.placement.rules import able, all_int8_plan, choose_by
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.profile import KernelRun
-from requant.transforms.plan import Impl
+from requant.transforms.int8.plan import Impl
 
 # A squeeze-and-excitation block of EfficientNet: the gate reads the SiLU and a product of its mean.
 BLOCK = """<ir_version: 10, opset_import: ["" : 21]>

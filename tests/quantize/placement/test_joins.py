@@ -19,7 +19,7 @@ from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, noise_cost, plan_noise_cost
 from requant.quantize.placement.rules import able, all_int8_plan, choose_by, native_plan
 from requant.quantize.runtime.machine import Machine
-from requant.transforms.plan import Choice, Impl, Plan
+from requant.transforms.int8.plan import Choice, Impl, Plan
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[1,8,16,16] x) => (float[1,8,16,16] y) {

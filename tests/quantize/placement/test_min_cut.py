@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant.quantize.placement.min_cut import Item, Problem, _domains, cheapest, joined
-from requant.transforms.plan import Impl
+from requant.transforms.int8.plan import Impl
 
 FORMS = (
     (Impl.FLOAT,),

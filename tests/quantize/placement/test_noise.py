@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from requant.quantize import Options, quantize_model
 from requant.quantize.placement.noise import Noises
-from requant.transforms.plan import Choice, Impl, Plan, Unit
+from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 
 
 def unit(name: str, op: str, inputs: tuple[str, ...], output: str) -> Unit:

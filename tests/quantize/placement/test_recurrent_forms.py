@@ -14,7 +14,7 @@ from requant.quantize import Selection, Strategy
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.obstacles import OBSTACLES
 from requant.quantize.placement.rules import able, choose_by, stock_plan
-from requant.transforms.plan import Choice, Impl
+from requant.transforms.int8.plan import Choice, Impl
 
 GATES = {"GRU": 3, "LSTM": 4}
 SIZE = 256

@@ -19,8 +19,8 @@ from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.noise import Noises
 from requant.quantize.placement.rules import FLOAT_FORMS, able, choose_by, widest_plan
 from requant.transforms.graph import node_name
-from requant.transforms.plan import Choice, Domain, Impl, Plan
-from requant.transforms.reasons import other
+from requant.transforms.int8.plan import Choice, Domain, Impl, Plan
+from requant.transforms.int8.reasons import other
 
 Shape = tuple[int, ...]
 Ranges = Mapping[str, tuple[float, float]]

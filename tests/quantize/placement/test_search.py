@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from requant import RequantError
 from requant.calibration.session import open_session
 from requant.cli import main
-from requant.quantize import Options, measure_costs, quantize_model
+from requant.quantize import Options, Selection, measure_costs, quantize_model
 from requant.quantize.placement import costs as store
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import facts_of
@@ -28,8 +28,8 @@ from requant.quantize.runtime import machine
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.runtime.profile import KernelRun, Profile
-from requant.transforms.plan import Impl
-from requant.transforms.qparams import Scheme
+from requant.transforms.int8.plan import Impl
+from requant.transforms.int8.qparams import Scheme
 
 DIGITS = Path(__file__).parents[3] / "sample_models" / "digits.onnx"
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -360,6 +360,20 @@ def test_a_body_that_a_unit_cannot_have_is_refused(tmp_path: Path) -> None:
     row = {"implementation": "u8->u8", "body": "u8->u8 gemm"}
     with pytest.raises(RequantError, match="unit 'first' cannot have the body 'u8->u8 gemm'; it can have: u8->u8"):
         with_plan(tmp_path, {"first": row})
+
+
+def test_a_unit_of_another_operator_is_of_another_model(tmp_path: Path) -> None:
+    row = {"implementation": "u8->u8", "operator": "Gemm"}
+    with pytest.raises(
+        RequantError, match="unit 'first' is 'Conv' in this model, not 'Gemm': the plan of another model"
+    ):
+        with_plan(tmp_path, {"first": row})
+
+
+def test_a_form_that_a_unit_cannot_have_is_refused_with_the_cause(tmp_path: Path) -> None:
+    without = Selection(exclude_nodes=frozenset({"first"}))
+    with pytest.raises(RequantError, match=r"unit 'first' cannot be 'u8->u8' \(.*exclude.*\); it can be: float"):
+        with_plan(tmp_path, {"first": "u8->u8"}, selection=without)
 
 
 def test_groups_are_no_matrix_product() -> None:

@@ -54,7 +54,7 @@ from requant.quantize.report.render import KINDS, render_comparison, render_repo
 from requant.quantize.report.samples import picture, png
 from requant.quantize.report.tensors import BINS, CHANNELS, bins_of, weights_of
 from requant.quantize.report.words import run_rows, short_places
-from requant.transforms.plan import Impl
+from requant.transforms.int8.plan import Impl
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
 

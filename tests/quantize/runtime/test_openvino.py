@@ -36,10 +36,10 @@ from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.openvino import SHAPES, OpenVino, OpenVinoModel
 from requant.quantize.runtime.profile import KernelRun
 from requant.quantize.runtime.runtimes import STOCK, runtime_named
-from requant.transforms.plan import Unit
-from requant.transforms.qparams import quantize as rounded
-from requant.transforms.qparams import symmetric_s8
-from requant.transforms.saturation import PAIR_LIMIT, even_channels, pair_peak, relieve
+from requant.transforms.int8.plan import Unit
+from requant.transforms.int8.qparams import quantize as rounded
+from requant.transforms.int8.qparams import symmetric_s8
+from requant.transforms.int8.saturation import PAIR_LIMIT, even_channels, pair_peak, relieve
 
 pytest.importorskip("openvino")
 DIGITS = Path(__file__).parents[3] / "sample_models"

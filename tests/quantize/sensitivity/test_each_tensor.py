@@ -19,7 +19,7 @@ from requant.calibration import Sample
 from requant.quantize import Options, quantize_model
 from requant.quantize.sensitivity import segments
 from requant.quantize.sensitivity.each_tensor import RUIN_DB, alone, ruinous, weights_alone
-from requant.transforms.qparams import asymmetric_u8
+from requant.transforms.int8.qparams import asymmetric_u8
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 CHANNELS = 32

@@ -19,7 +19,7 @@ from requant.cli import main
 from requant.quantize import Options, Result, quantize_model
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import choose_by
-from requant.transforms.plan import Impl
+from requant.transforms.int8.plan import Impl
 
 # All that ONNX Runtime's kernels want otherwise: a first convolution of three channels, a gate, branches that meet, a
 # Gemm whose Relu writes float, and a depthwise convolution.

@@ -12,7 +12,7 @@ import pytest
 from requant.quantize.placement.noise import Noises
 from requant.quantize.steps import relieve
 from requant.quantize.steps.relieve import _fastest
-from requant.transforms.plan import Choice, Impl, Plan, Unit
+from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 
 NAMES = "abcd"
 UNITS = tuple(Unit(name=name, op="Conv", nodes=(name,), inputs=(f"x{name}",), outputs=(f"y{name}",)) for name in NAMES)

@@ -31,7 +31,7 @@ from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Write
 from requant.quantize.runtime.runtimes import STOCK
 from requant.quantize.steps import search as frontier
-from requant.transforms.plan import Choice, Impl, Plan
+from requant.transforms.int8.plan import Choice, Impl, Plan
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 MODEL = SAMPLE_MODELS / "digits.onnx"

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from requant.cli import main
 from requant.quantize.model.metadata import OPTIONS_KEY
-from requant.transforms.existing import MADE_KEY
+from requant.transforms.int8.existing import MADE_KEY
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[N, 3, 8, 8] x) => (float[N, 10] y) {

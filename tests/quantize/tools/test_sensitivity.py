@@ -40,8 +40,8 @@ from requant.quantize.sensitivity.switch_model import Powers, Switchboard, noise
 from requant.quantize.sensitivity.verdicts import traits, unit_verdict
 from requant.quantize.steps.prepare import make_plain
 from requant.transforms.insert_qdq import insert_qdq
-from requant.transforms.plan import Choice, Impl, Plan
-from requant.transforms.qparams import QParams, asymmetric_u8, dequantize, quantize, symmetric_s8
+from requant.transforms.int8.plan import Choice, Impl, Plan
+from requant.transforms.int8.qparams import QParams, asymmetric_u8, dequantize, quantize, symmetric_s8
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "sample_models"

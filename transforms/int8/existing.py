@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .. import NATIVE_DOMAIN
-from .graph import (
+from ... import NATIVE_DOMAIN
+from ..graph import (
+    MS,
     add_initializer,
     constant,
     insert_before,
@@ -17,7 +18,7 @@ from .graph import (
     sole_reader,
     unused_name,
 )
-from .ops import MS, RELUS, row_of
+from .ops import RELUS, row_of
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, dequantize
 from .reasons import INTEGER, QUANTIZED_BEFORE

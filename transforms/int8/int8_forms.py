@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import discard, graph_of, remove, remove_if_unread, replace_node
+from ..graph import MS, discard, graph_of, remove, remove_if_unread, replace_node
 from .gru_form import to_scan
 from .int8_recurrent import to_int8_recurrent
 from .int8_weights import WeightWriter
-from .ops import FUNCTION, MS, OPS
+from .ops import FUNCTION, OPS
 from .plan import Plan, Unit
 from .qlinear import equal_parameters
 from .qparams import QParams, quantize, symmetric_s8

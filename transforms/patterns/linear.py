@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, discard, graph_of, release, unused_name
-from .registry import LeftAlone
+from ..graph import add_initializer, constant, discard, graph_of, release, unused_name
+from ..registry import LeftAlone
 
 Floats = npt.NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import constant
+from ..graph import constant
 
 POSITIONS = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
 """Where the pixels of the result may lie among those of the image, in the order of the native operator."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .graph import discard, graph_of, insert_before
+from ..graph import discard, graph_of, insert_before
 from .int8_weights import WeightWriter
 from .qparams import quantize
 

@@ -11,11 +11,12 @@ from typing import Literal
 
 from onnx_ir import Node
 
+from ..graph import MS, key
+from ..patterns.attention import GROUP_QUERY
 from . import reasons
 from .reasons import NONE, Reason
 
 Kernel = tuple[str, str]  # domain, operator
-MS = "com.microsoft"
 RELUS = frozenset({"Relu", "Clip"})
 MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators of one tensor that keep every element and its value."""
@@ -28,7 +29,6 @@ TABLE = "Table"
 """The native operator of functions of one element."""
 ATTENTION = "attention"
 """The name of the group ``softmax(q k' + mask) v``; see `attention.find_attention`."""
-GROUP_QUERY = f"{MS}.GroupQueryAttention"
 INTERPOLATION = "interpolation"
 """The name of a Resize that interpolates; see `resizes.interpolates`."""
 WHOLE = frozenset({ATTENTION, GROUP_QUERY})
@@ -244,11 +244,6 @@ OPS: dict[str, Op] = {
     "Loop": _float(reasons.CONTROL_FLOW.about("body")),
     "Scan": _float(reasons.CONTROL_FLOW.about("body")),
 }
-
-
-def key(node: Node) -> str:
-    """Return the key of a node's operator in `OPS`, such as ``"Conv"`` or ``"com.microsoft.Attention"``."""
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def row_of(node: Node) -> Op | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from .graph import constant, made_by, remove_if_unread
+from ..graph import constant, made_by, remove_if_unread
 from .qparams import Array
 from .writer import Writer
 

@@ -71,7 +71,7 @@ class Unit:
 
     Attributes:
         name: Name of the operator's node (of the last node of a group); unique in the graph.
-        op: Its key in `requant.transforms.ops.OPS`; ``"gate"`` for a SiLU or a hard-swish; ``"group"`` for others.
+        op: Its key in `requant.transforms.int8.ops.OPS`; ``"gate"`` for a SiLU or a hard-swish; ``"group"`` for others.
         nodes: Names of all nodes of the unit, in execution order.
         inputs: Names of the activation tensors that the unit reads.
         outputs: Names of its results that other units or the user read.

@@ -13,11 +13,10 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ..graph import MS, constant
+from ..registry import LeftAlone
 from .channel_scales import Fold, Look, first, floats
-from .graph import constant
-from .ops import MS
-from .registry import LeftAlone
-from .units import clip_bounds
+from .elementwise import clip_bounds
 
 Free: TypeAlias = tuple[int, ...]
 """The indices of a node's inputs whose scales may differ from 1."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .attention import CACHES, UNREAD, FoundAttention, are_factors, has_more_results, padded, unknown
-from .ops import GROUP_QUERY, key
+from ..graph import key
+from .attention import CACHES, GROUP_QUERY, UNREAD, FoundAttention, are_factors, has_more_results, padded, unknown
 
 KNOWN = frozenset(
     "causal do_rotary kv_num_heads local_window_size num_heads rotary_interleaved scale smooth_softmax softcap".split()

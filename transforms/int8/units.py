@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from .attention import FoundAttention
-from .elementwise import channels_of
-from .graph import constant, node_name, sole_reader
-from .ops import ATTENTION, FUNCTION, GATE, GATES, INTERPOLATION, key, row_of
+from ..graph import constant, key, node_name, sole_reader
+from ..patterns.attention import FoundAttention
+from ..patterns.elementwise import channels_of, clip_bounds
+from ..patterns.resizes import interpolates
+from .ops import ATTENTION, FUNCTION, GATE, GATES, INTERPOLATION, row_of
 from .plan import Unit
-from .resizes import interpolates
 
 # Operators that a fan-out group may contain: element-wise operators, and a reduction that feeds one.
 CHEAP = frozenset(
@@ -125,24 +125,6 @@ def _absorbed(node: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
     if reader.op_type == "Clip" and clip_bounds(reader) is None:
         return []
     return [reader]
-
-
-def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """Return the bounds of a Relu or Clip with constant bounds that contain zero, else None.
-
-    The range of a quantized tensor always contains zero, so saturation cannot replace a Clip to [1, 6].
-    """
-    if node.op_type == "Relu":
-        return 0.0, float("inf")
-    lo, hi = node.attributes.get_float("min", -float("inf")), node.attributes.get_float("max", float("inf"))
-    for index, value in enumerate(node.inputs[1:3]):
-        if value is None:
-            continue
-        bound = constant(value)
-        if bound is None or bound.size != 1:
-            return None
-        lo, hi = (bound.numpy().item(), hi) if index == 0 else (lo, bound.numpy().item())
-    return (lo, hi) if lo <= 0.0 <= hi and hi > lo else None
 
 
 def _fan_out_group(source: ir.Value) -> list[ir.Node]:

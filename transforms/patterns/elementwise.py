@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .graph import constant
+from ..graph import constant
 
 ELEMENTWISE = frozenset(
     "Abs Add Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish Mul Neg Pow Relu Selu Sigmoid "
@@ -62,3 +62,21 @@ def _count(node: ir.Node, tensor: ir.TensorProtocol, place: Place | None) -> int
         return int(tensor.size) if place.axis == 1 else 0
     whole = (*[1] * (place.rank - len(shape)), *shape)
     return int(whole[place.axis]) if tensor.size == whole[place.axis] else 0
+
+
+def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
+    """Return the bounds of a Relu or Clip with constant bounds that contain zero, else None.
+
+    The range of a quantized tensor always contains zero, so saturation cannot replace a Clip to [1, 6].
+    """
+    if node.op_type == "Relu":
+        return 0.0, float("inf")
+    lo, hi = node.attributes.get_float("min", -float("inf")), node.attributes.get_float("max", float("inf"))
+    for index, value in enumerate(node.inputs[1:3]):
+        if value is None:
+            continue
+        bound = constant(value)
+        if bound is None or bound.size != 1:
+            return None
+        lo, hi = (bound.numpy().item(), hi) if index == 0 else (lo, bound.numpy().item())
+    return (lo, hi) if lo <= 0.0 <= hi and hi > lo else None

@@ -7,10 +7,20 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, constant, discard, names, remove_if_unread, replace_node, sole_reader, unused_name
-from .inference import inferred
+from ..graph import (
+    MS,
+    add_initializer,
+    constant,
+    discard,
+    names,
+    remove_if_unread,
+    replace_node,
+    sole_reader,
+    unused_name,
+)
+from ..inference import inferred
 from .int8_forms import integer_source
-from .ops import MS, OPS, RELUS
+from .ops import OPS, RELUS
 from .plan import Impl, Plan
 from .writer import FIRST_WITH_TYPE, Writer
 

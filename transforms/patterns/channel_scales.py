@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .graph import constant
-from .registry import LeftAlone
+from ..graph import constant
+from ..registry import LeftAlone
 
 Floats = npt.NDArray[np.float64]
 Role = Literal["producer", "reader", "between"]

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, graph_of, node_name, remove, replace
+from ..graph import MS, add_initializer, graph_of, node_name, remove, replace
 from .int8_recurrent import BACKWARD
 from .int8_weights import WeightWriter
-from .ops import MS
 from .plan import Unit
 from .qparams import Array, quantize
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import RequantError, UnknownNameError
+from ... import RequantError, UnknownNameError
 
 Array = npt.NDArray[Any]
 Index = tuple[slice, ...]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import Shape, constant, node_name, nodes_by_name, release, remove_unread, replace_node
-from .inference import inferred
+from ..graph import Shape, constant, node_name, nodes_by_name, release, remove_unread, replace_node
+from ..inference import inferred
 from .plan import Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, fit_bias
 from .writer import Writer

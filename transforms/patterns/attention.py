@@ -8,9 +8,9 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
-from .graph import constant, one_number, sole_reader
-from .ops import MS, key
+from ..graph import MS, constant, key, one_number, sole_reader
 
+GROUP_QUERY = f"{MS}.GroupQueryAttention"
 HEADS = (0, 2, 1, 3)
 """The permutation between (batch, rows, heads, columns) and (batch, heads, rows, columns)."""
 HEADS_FIRST, ROWS_FIRST, BATCH_SECOND = 0, 1, 2

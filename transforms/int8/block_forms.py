@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ..graph import MS, graph_of, replace_node
 from .block_weights import Blocked
-from .graph import graph_of, replace_node
 from .int8_weights import WeightWriter
-from .ops import MS
 from .plan import Unit
 
 INTEGER_PRODUCTS = 4  # the accuracy_level with which the kernel rounds the input to 8 bits in blocks

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
+from ..graph import add_initializer, constant, drop_unused, graph_of, release, sole_reader
 from .bias_correction import mean_shift
 from .block_weights import Blocked, in_blocks
-from .graph import add_initializer, constant, drop_unused, graph_of, release, sole_reader
 from .ops import OPS, Op
 from .plan import Unit
 from .qparams import Array, BlockForm, QParams, fit_bias, quantize, quantize_bias
