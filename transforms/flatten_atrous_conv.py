@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from .graph import can_replace, computing_nodes, remove, replace, sole_reader
-from .inference import stand_ins
+from .inference import Known
 from .registry import Change, LeftAlone, transform
 
 TO_BATCH = [3, 5, 0, 1, 2, 4]
 TO_SPACE = [2, 3, 4, 0, 5, 1]
-Known = Mapping[ir.Value, ir.Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ def flatten_atrous_conv(model: ir.Model) -> Change:
         orders of the axes.
     """
     change = Change()
-    known = stand_ins(model)
+    known = Known(model)
     for conv in computing_nodes(model, "Conv"):
         nodes = _before(conv), _after(conv)
         if nodes[0] is None or nodes[1] is None:
@@ -113,10 +111,10 @@ def _moved(nodes: Three, known: Known, batch: int) -> _Moved:
 
 def _lengths(value: ir.Value, known: Known) -> tuple[int | None, ...]:
     """Return the lengths of a tensor; None for an unknown length."""
-    shape = known.get(value, value).shape
-    if shape is None:
+    lengths = known.lengths(value)
+    if lengths is None:
         raise LeftAlone("shape-unknown")
-    return tuple(length if isinstance(length, int) else None for length in shape)
+    return lengths
 
 
 def _flatten(conv: ir.Node, before: _Moved, after: _Moved, known: Known) -> None:

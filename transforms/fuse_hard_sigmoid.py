@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isclose
 
@@ -12,7 +11,6 @@ from .graph import (
     computing_nodes,
     constant,
     insert_before,
-    known_shape,
     names,
     node_name,
     one_number,
@@ -20,7 +18,7 @@ from .graph import (
     replace_node,
     sole_reader,
 )
-from .inference import stand_ins
+from .inference import Known
 from .registry import Change, LeftAlone, transform
 from .unfuse_gates import HALF, SLOPE
 
@@ -67,11 +65,11 @@ def fuse_hard_sigmoid(model: ir.Model) -> Change:
         x; other types than float32.
     """
     change = Change()
-    ranks = _ranks(model)
+    known = Known(model)
     taken = names(model)
     for clip in computing_nodes(model, "Clip"):
         try:
-            gate = _find(clip, ranks)
+            gate = _find(clip, known)
         except LeftAlone as left:
             change.skip(str(left))
             continue
@@ -81,13 +79,7 @@ def fuse_hard_sigmoid(model: ir.Model) -> Change:
     return change
 
 
-def _ranks(model: ir.Model) -> Mapping[ir.Value, int]:
-    """Return the number of axes of each tensor; 0 where it is unknown."""
-    shapes = {value: known_shape(value, found) for value, found in stand_ins(model).items()}
-    return {value: 0 if shape is None else len(shape) for value, shape in shapes.items()}
-
-
-def _find(clip: ir.Node, ranks: Mapping[ir.Value, int]) -> _Gate | None:
+def _find(clip: ir.Node, known: Known) -> _Gate | None:
     """Return the hard sigmoid of a Clip, or the product with it; None if the Clip belongs to neither.
 
     Raises:
@@ -97,13 +89,13 @@ def _find(clip: ir.Node, ranks: Mapping[ir.Value, int]) -> _Gate | None:
     if add is None or add.op_type != "Add" or add.domain:
         return None
     x = next((value for value in add.inputs if value is not None and constant(value) is None), None)
-    shift = None if x is None else _operand(add, ranks.get(x, 0))
+    shift = None if x is None else _operand(add, known.rank(x) or 0)
     if x is None or shift is None:
         return None
     after = sole_reader(clip.outputs[0])
     if after is None or sole_reader(add.outputs[0]) is not clip:
         raise LeftAlone("read-between")
-    found = _scaled(after, clip.outputs[0], x, ranks.get(x, 0))
+    found = _scaled(after, clip.outputs[0], x, known.rank(x) or 0)
     if found is None:
         return None
     last, factor, product = found

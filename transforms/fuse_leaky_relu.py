@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, known_shape, one_number, remove_if_unread, replace_node
-from .inference import stand_ins
+from .graph import computing_nodes, one_number, remove_if_unread, replace_node
+from .inference import Known
 from .merge_clips import CLIPPED
 from .registry import Change, transform
 
@@ -24,15 +24,14 @@ def fuse_leaky_relu(model: ir.Model) -> Change:
         type, and float64 below opset 16, for which the runtime has no LeakyRelu.
     """
     change = Change()
-    values, doubles = stand_ins(model), model.opset_imports.get("", 0) >= LEAKS_DOUBLES
+    known, doubles = Known(model), model.opset_imports.get("", 0) >= LEAKS_DOUBLES
     for node in computing_nodes(model, "Max"):
         result = node.outputs[0]
-        dtype = result.dtype or values.get(result, result).dtype
+        dtype = known.dtype(result)
         if len(node.inputs) != 2 or dtype not in CLIPPED or (dtype is ir.DataType.DOUBLE and not doubles):
             continue
         for x, product in (node.inputs, node.inputs[::-1]):
-            shape = None if x is None else known_shape(x, values.get(x))
-            slope = _factor(product, x, 0 if shape is None else len(shape))
+            slope = _factor(product, x, known.rank(x) or 0)
             if slope is None or x is None or product is None:
                 continue
             if not 0 < slope < 1:

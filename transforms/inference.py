@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 from onnx.helper import get_node_attr_value
 
-from .graph import own_values
+from .graph import known_shape, own_values
 
 APART = 1000  # bytes; onnx does not need larger initializers
 LONGEST = 2**22  # elements of a tensor of one axis whose values onnx may propagate
@@ -53,6 +53,35 @@ def stand_ins(model: ir.Model) -> dict[ir.Value, ir.Value]:
         for value in own_values(graph):
             found[value] = _stand_in(value, known.get(value.name or ""))
     return found
+
+
+class Known:
+    """The types and shapes of the tensors of a model: what onnx infers, else what is declared.
+
+    A tensor that was inserted since has what it declares.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        """Infer the types and shapes of all tensors, also of those in bodies; the model does not change."""
+        self._found = stand_ins(model)
+
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
+        """Return the element type of a tensor; None if it is not known."""
+        return None if value is None else self._found.get(value, value).dtype or value.dtype
+
+    def shape(self, value: ir.Value | None) -> ir.Shape | None:
+        """Return the shape of a tensor; None if not even its rank is known."""
+        return None if value is None else known_shape(self._found.get(value), value)
+
+    def rank(self, value: ir.Value | None) -> int | None:
+        """Return the number of axes of a tensor; None if it is not known."""
+        shape = self.shape(value)
+        return None if shape is None else len(shape)
+
+    def lengths(self, value: ir.Value | None) -> tuple[int | None, ...] | None:
+        """Return the lengths of the axes of a tensor, None for an unknown one; None if the rank is not known."""
+        shape = self.shape(value)
+        return None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
 
 
 def inferred(model: ir.Model, *, bodies: bool = False) -> dict[str, ir.Value]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, computing_graphs, constant, discard, known_shape, names, unused_name
-from .inference import stand_ins
+from .graph import add_initializer, computing_graphs, constant, discard, names, unused_name
+from .inference import Known
 from .patterns.elementwise import CHANNELWISE, ELEMENTWISE
 from .registry import Change, transform
 
@@ -42,7 +42,6 @@ class Lifted:
     images: bool = True
 
 
-Ranks = Callable[[ir.Value], int]
 Rule = Callable[[ir.Node], Lifted | None]
 
 
@@ -65,14 +64,10 @@ def lift_sequence_convs(model: ir.Model) -> Change:
     if model.opset_imports.get("", 0) < AXES_ARE_INPUT:
         change.skip("opset")
         return change
-    known, taken = stand_ins(model), names(model)
-
-    def rank(value: ir.Value) -> int:
-        shape = known_shape(value, known.get(value))
-        return 0 if shape is None else len(shape)
+    known, taken = Known(model), names(model)
 
     for graph in dict.fromkeys(graph for _, graph in convs):
-        found = _found(graph, rank)
+        found = _found(graph, known)
         _Writer(graph, found, taken).write()
         for node in (node for node, home in convs if home is graph):
             if node in found:
@@ -98,7 +93,7 @@ def _is_narrow(node: ir.Node) -> bool:
     return dense and weights is not None and weights.shape[1 if node.op_type == "Conv" else 0] in NARROW
 
 
-def _found(graph: ir.Graph, rank: Ranks) -> dict[ir.Node, Lifted]:
+def _found(graph: ir.Graph, known: Known) -> dict[ir.Node, Lifted]:
     """Return the nodes that compute on images: convolutions, and what can follow them."""
     found: dict[ir.Node, Lifted] = {}
     images: set[ir.Value] = set()
@@ -108,7 +103,7 @@ def _found(graph: ir.Graph, rank: Ranks) -> dict[ir.Node, Lifted]:
         if node.domain or not (images.intersection(read) or begins) or (begins and _is_narrow(node)):
             continue
         lifted = RULES[node.op_type](node) if node.op_type in RULES else None
-        if lifted is None or any(rank(value) != SEQUENCE for value in _data(node, lifted) if value not in images):
+        if lifted is None or any(known.rank(value) != SEQUENCE for value in _data(node, lifted) if value not in images):
             continue
         found[node] = lifted
         if lifted.images:

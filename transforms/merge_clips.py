@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -15,7 +14,6 @@ from .graph import (
     constant,
     discard,
     graph_of,
-    known_shape,
     names,
     node_name,
     one_number,
@@ -24,7 +22,7 @@ from .graph import (
     sole_reader,
     unused_name,
 )
-from .inference import stand_ins
+from .inference import Known
 from .int8.ops import CLIP_TAKES_INPUTS
 from .registry import Change, transform
 
@@ -39,28 +37,19 @@ class _Facts:
     """What all rewrites of a model need.
 
     Attributes:
-        values: Each tensor of the model with the type and shape that onnx infers.
+        known: The types and shapes of tensors.
         taken: The names in use.
         opset: The version of the standard operators.
     """
 
-    values: Mapping[ir.Value, ir.Value]
+    known: Known
     taken: set[str]
     opset: int
 
-    def dtype(self, value: ir.Value) -> ir.DataType | None:
-        """Return the element type of a tensor."""
-        return value.dtype or self.values.get(value, value).dtype
-
     def clips(self, value: ir.Value) -> bool:
         """Return whether the runtime has a kernel of Clip for the type of a tensor."""
-        dtype = self.dtype(value)
+        dtype = self.known.dtype(value)
         return dtype in CLIPPED and (dtype is not ir.DataType.DOUBLE or self.opset >= CLIPS_DOUBLES)
-
-    def rank(self, value: ir.Value) -> int:
-        """Return the number of axes of a tensor; 0 if it is unknown."""
-        shape = known_shape(value, self.values.get(value))
-        return 0 if shape is None else len(shape)
 
 
 @transform("merge_clips", after=("fold_constants",))
@@ -79,7 +68,7 @@ def merge_clips(model: ir.Model) -> Change:
         runtime has no Clip (``not-float``).
     """
     change = Change()
-    facts = _Facts(stand_ins(model), names(model), model.opset_imports.get("", 0))
+    facts = _Facts(Known(model), names(model), model.opset_imports.get("", 0))
     for node in computing_nodes(model):
         bounds = None if node.domain else _bounds(node, facts)
         if bounds is None:
@@ -109,7 +98,7 @@ def _bounds(node: ir.Node, facts: _Facts) -> Bounds | None:
     if node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
         return None
     bound, tensor = node.inputs[_place(node)], _tensor(node)
-    limit = None if tensor is None or constant(tensor) is not None else one_number(bound, facts.rank(tensor))
+    limit = None if tensor is None or constant(tensor) is not None else one_number(bound, facts.known.rank(tensor) or 0)
     if limit is None:
         return None
     return (limit, inf) if node.op_type == "Max" else (-inf, limit)
@@ -177,7 +166,7 @@ def _replace(node: ir.Node, source: ir.Value | None, bounds: Bounds, facts: _Fac
 
 def _limit(node: ir.Node, key: str, limit: float, facts: _Facts) -> ir.Value:
     """Return a bound of a Clip as an initializer."""
-    dtype = facts.dtype(node.outputs[0])
+    dtype = facts.known.dtype(node.outputs[0])
     assert dtype is not None  # `merge_clips` leaves tensors of unknown type alone
     stem = unused_name(facts.taken, f"{node_name(node)}/{key}")
     return add_initializer(graph_of(node), stem, np.array(limit, dtype.numpy()))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from .graph import computing_graphs
-from .inference import stand_ins
+from .inference import Known
 from .registry import Change, transform
 
 Parts: TypeAlias = Sequence[ir.Value | None]
@@ -28,10 +28,9 @@ def nest_concats(model: ir.Model) -> Change:
     """
     change = Change()
     found = [each for graph in computing_graphs(model) for each in _nested(graph)]
-    known = stand_ins(model) if found else {}
+    known = Known(model) if found else None
     for node, whole, rest in found:
-        result = node.outputs[0]
-        if (result.dtype or known[result].dtype) not in FLOATS:
+        if known is None or known.dtype(node.outputs[0]) not in FLOATS:
             change.skip("not-float")
             continue
         for index, value in enumerate((whole, *rest)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .graph import code_graphs, constant, discard, names, replace_node, unused_name
-from .inference import stand_ins
+from .inference import Known
 from .registry import Change, transform
 
 IMAGES = (4, 5)
@@ -22,13 +22,12 @@ def reduce_mean_to_pool(model: ir.Model) -> Change:
         (``other-axes``), computed axes (``dynamic``), other types than float32 (``not-float32``).
     """
     change = Change()
-    known, taken = stand_ins(model), names(model)
+    known, taken = Known(model), names(model)
     for node in [node for graph in code_graphs(model) for node in graph]:
         if node.op_type != "ReduceMean" or node.domain or any(a.is_ref() for a in node.attributes.values()):
             continue
         source = node.inputs[0]
-        shape = None if source is None else known.get(source, source).shape
-        dtype = None if source is None else source.dtype or known.get(source, source).dtype
+        shape, dtype = known.shape(source), known.dtype(source)
         axes = _axes(node)
         if shape is None or len(shape) not in IMAGES:
             change.skip("not-an-image")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, code_graphs, constant, known_shape, remove, replace
-from .inference import stand_ins
+from .graph import can_replace, code_graphs, constant, remove, replace
+from .inference import Known
 from .registry import Change, transform
 from .remove_nodes import is_training
 
-Known = Mapping[ir.Value, ir.Value]
 Rule = Callable[[ir.Node, Known], bool]
 
 SAMPLES_IN_PLACE = frozenset(
@@ -35,7 +34,7 @@ def remove_no_ops(model: ir.Model) -> Change:
         both names must stay (``graph-output``); a node that may change its input.
     """
     change = Change()
-    known = stand_ins(model)
+    known = Known(model)
     for graph in code_graphs(model):
         for node in tuple(graph):
             rule = RULES.get(node.op_type) if not node.domain else None
@@ -75,17 +74,9 @@ def _one_part(node: ir.Node, known: Known) -> bool:
     return len(node.outputs) == 1 and (len(node.inputs) == 1 or _shape(node.inputs[1], known) == (1,))
 
 
-def _type(value: ir.Value | None, known: Known) -> ir.DataType | None:
-    """Return the type of a tensor; None if it is not known."""
-    return None if value is None else value.dtype or (known[value].dtype if value in known else None)
-
-
 def _shape(value: ir.Value | None, known: Known) -> tuple[int | str, ...] | None:
     """Return the shape of a tensor if each length is a number or has a name, else None."""
-    if value is None:
-        return None
-    stand_in = known.get(value, value)
-    shape = stand_in.shape if stand_in.shape is not None else value.shape
+    shape = known.shape(value)
     if shape is None:
         return None
     lengths = [length if isinstance(length, int) else length.value for length in shape]
@@ -93,16 +84,10 @@ def _shape(value: ir.Value | None, known: Known) -> tuple[int | str, ...] | None
 
 
 def _same_type(node: ir.Node, known: Known) -> bool:
-    before = _type(node.inputs[0], known)
+    before = known.dtype(node.inputs[0])
     if node.op_type == "CastLike":
-        return before is not None and before == _type(node.inputs[1], known)
+        return before is not None and before == known.dtype(node.inputs[1])
     return before is not None and before == node.attributes.get_int("to", 0)
-
-
-def _rank(value: ir.Value | None, known: Known) -> int | None:
-    """Return the rank of a tensor; None if it is not known."""
-    shape = None if value is None else known_shape(known.get(value), value)
-    return None if shape is None else len(shape)
 
 
 def _same_shape(node: ir.Node, known: Known, value: ir.Value | None = None) -> bool:
@@ -150,7 +135,7 @@ def _neutral(number: float) -> Rule:
             return False
         if tensor.size > 1:
             return _same_shape(node, known, value)
-        rank = _rank(value, known)
+        rank = known.rank(value)
         return not len(tensor.shape) or (rank is not None and rank >= len(tensor.shape))
 
     return rule
