@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, Literal, TypeAlias
 
@@ -106,6 +106,8 @@ class Accuracy:
             samples, since each model carries its own state.
         worst_sample: The sample whose result has the lowest SQNR; None if no sample stands out.
         low_db: The lower end of the 95 % confidence interval of each SQNR, for other data of the same kind.
+        whole_labelled: Counts of whole items, which are right if each of their predictions with a label is; None
+            without labels, where an item has one prediction, and for maps.
     """
 
     samples: int
@@ -127,6 +129,7 @@ class Accuracy:
     states: frozenset[str] = frozenset()
     worst_sample: WorstSample | None = None
     low_db: Mapping[str, float] = field(default_factory=dict)
+    whole_labelled: Labelled | None = None
 
     @property
     def changed(self) -> int:
@@ -180,6 +183,7 @@ class _Sums:
         rows: Signal and noise of each of its rows, if it can have parts.
         tokens: The divergence of the distributions of tokens.
         correct: For each label, whether the float model and the INT8 model predict it.
+        whole: For each item with several predictions, whether both models predict all of its labels.
         states: The outputs that feed the next sample.
     """
 
@@ -190,6 +194,7 @@ class _Sums:
     rows: dict[str, Rows] = field(default_factory=dict)
     tokens: Divergence = field(default_factory=Divergence)
     correct: list[tuple[bool, bool]] = field(default_factory=list)
+    whole: list[tuple[bool, bool]] = field(default_factory=list)
     states: frozenset[str] = frozenset()
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
@@ -220,8 +225,13 @@ class _Sums:
             )
         labels = whole(sample).reshape(-1)
         check_classes(labels, self.classes.classes, sample.where)
-        pairs = zip(expected.reshape(-1), actual.reshape(-1), labels, strict=True)
-        self.correct += [(bool(a == label), bool(b == label)) for a, b, label in pairs if label >= 0]
+        counts = labels >= 0
+        before, after = ((each.reshape(-1) == labels) for each in (expected, actual))
+        self.correct += list(zip(before[counts].tolist(), after[counts].tolist(), strict=True))
+        if 0 < len(expected) < labels.size:
+            rows = [np.all((each | ~counts).reshape(len(expected), -1), axis=1) for each in (before, after)]
+            seen = counts.reshape(len(expected), -1).any(axis=1)
+            self.whole += list(zip(rows[0][seen].tolist(), rows[1][seen].tolist(), strict=True))
 
     def _parts_db(self) -> dict[str, tuple[str, float]]:
         """Return the SQNR of quiet parts; quiet classes are no part."""
@@ -253,6 +263,7 @@ class _Sums:
             maps=found.maps,
             class_output=found.output,
             sound=found.sound,
+            whole_labelled=None if found.maps else _labelled(self.whole),
         )
 
 
@@ -399,6 +410,7 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
         "fixed": labelled and labelled.fixed,
         "p_value": labelled and labelled.p_value,
         "drop_interval": labelled and list(labelled.drop_interval),
+        "whole_items": accuracy.whole_labelled and asdict(accuracy.whole_labelled),
         "divergence": None if accuracy.divergence is None else finite(accuracy.divergence),
         "sqnr_db": finite(accuracy.worst_sqnr_db),
         "worst_sample": accuracy.worst_sample and accuracy.worst_sample.to_json(),

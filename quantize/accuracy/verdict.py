@@ -165,6 +165,10 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
         drop, (low, high) = labelled.float_accuracy - labelled.int8_accuracy, labelled.drop_interval
         yield "drop", f"{points(drop)} points ({where}), 95 % interval {points(low)} to {points(high)}"
         yield _items_row(labelled, where)
+    whole = accuracy.whole_labelled
+    if whole is not None:
+        right = f"{whole.float_accuracy:.2%} -> {whole.int8_accuracy:.2%} with all labels right"
+        yield "whole items", f"{right}, {whole.broken} broken, {whole.fixed} fixed of {whole.items} ({where})"
     if labelled is not None and not labelled.above_chance(accuracy.classes):
         yield (
             "labels",

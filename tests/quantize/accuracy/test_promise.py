@@ -173,6 +173,23 @@ def test_a_transcript_may_shift_a_step() -> None:
     assert other.whole_drop == pytest.approx(1 - (1 - 0.6) ** 2)
 
 
+def test_whole_items_are_counted_against_their_labels() -> None:
+    """A text is right if each of its labels is; labels below 0 do not count."""
+    one_hot = np.eye(3, dtype=np.float32)
+    labels = np.array([[0, 1, 2], [1, 1, -1], [2, 2, 2], [-1, -1, -1]])
+    right, padded = np.maximum(labels, 0), one_hot[np.maximum(labels, 0)]
+    wrong = one_hot[np.where(np.arange(3) == 1, (right + 1) % 3, right)]  # the second class of each item is another
+    float_y = np.stack([padded[0], padded[1], wrong[2], padded[3]])
+    int8_y = np.stack([wrong[0], padded[1], padded[2], wrong[3]])
+    found = compare_outputs([({"y": float_y}, {"y": int8_y}, Sample({"x": np.zeros((4, 3))}, labels, ""))])
+    assert found.whole_labelled == Labelled(items=3, float_correct=2, int8_correct=2, broken=1, fixed=1)
+    rows = dict(accuracy_rows(found, "here", ""))
+    assert rows["whole items"] == "66.67% -> 66.67% with all labels right, 1 broken, 1 fixed of 3 (here)"
+    single = compare_outputs([({"y": one_hot}, {"y": one_hot}, Sample({"x": np.zeros((3, 3))}, np.arange(3), ""))])
+    assert single.labelled is not None
+    assert single.whole_labelled is None
+
+
 def test_an_output_that_feeds_the_next_step_is_no_result() -> None:
     sample = Sample({"x": np.zeros(1)}, None, "", Step(0, 0, (Link("h", "h0"),)))
     found = compare_outputs([({"y": np.ones(4), "h": np.ones(4)}, {"y": np.full(4, 0.99), "h": np.zeros(4)}, sample)])
