@@ -76,7 +76,6 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
         UnknownNameError: The model has no unit of this name.
     """
     options, name_of_file = able(facts, rules), os.fspath(path)
-    operators = {unit.name: unit.op for unit in rules.units}
     changed, rows = {}, _rows(path)
     if len(rows) > 1 and not rows.keys() & options.keys():
         raise RequantError(
@@ -86,9 +85,6 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
         wanted = row.implementation
         if name not in options:
             raise UnknownNameError(f"unit of {name_of_file} in the model", name, options)
-        if row.operator not in ("", operators[name]):
-            differs = f"unit {name!r} is {operators[name]!r} in this model, not {row.operator!r}"
-            raise RequantError(f"{name_of_file}: {differs}: the plan of another model")
         possible = {impl.value for impl in (*options[name], Impl.FLOAT, rules.choices[name].impl)}
         if wanted not in possible and strict:
             known, reason = ", ".join(sorted(possible)), rules.choices[name].reason

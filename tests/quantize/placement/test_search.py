@@ -362,14 +362,6 @@ def test_a_body_that_a_unit_cannot_have_is_refused(tmp_path: Path) -> None:
         with_plan(tmp_path, {"first": row})
 
 
-def test_a_unit_of_another_operator_is_of_another_model(tmp_path: Path) -> None:
-    row = {"implementation": "u8->u8", "operator": "Gemm"}
-    with pytest.raises(
-        RequantError, match="unit 'first' is 'Conv' in this model, not 'Gemm': the plan of another model"
-    ):
-        with_plan(tmp_path, {"first": row})
-
-
 def test_a_form_that_a_unit_cannot_have_is_refused_with_the_cause(tmp_path: Path) -> None:
     without = Selection(exclude_nodes=frozenset({"first"}))
     with pytest.raises(RequantError, match=r"unit 'first' cannot be 'u8->u8' \(.*exclude.*\); it can be: float"):
