@@ -18,6 +18,7 @@ import numpy as np
 
 from .. import RequantError, UnknownNameError
 from ..system.given import kind_of
+from ..system.printable import printable
 from ..system.regular import check_regular
 from .samples import SEQUENCE, DataError, Picked, Rows, Sample, as_array, as_label, check_names, with_batch_axis
 from .session import InputSpec, required
@@ -127,7 +128,8 @@ def python_object(
     if isinstance(data, Mapping):
         if hasattr(data, "column_names"):
             raise DataError(f"{name}: holds the splits {', '.join(map(str, data))}; pass one of them")
-        raise DataError(f"{name}: a single feed; pass an iterable of feeds, for example [feed]")
+        many = "for arrays of many samples one feed for each, or the path of a .npz file"
+        raise DataError(f"{name}: a single feed; pass [feed], or {many}")
     if isinstance(data, Iterator):
         data = _Replay(data)
     if any(spec.name == SEQUENCE and spec.optional for spec in inputs):
@@ -356,12 +358,12 @@ def failing_at(place: str) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error of the user's code as one line; its text may fail too."""
+    """Return an error of the user's code as one printable line; its text may fail too."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - the text of an exception is code of its class
         text = ""
-    line = " ".join(f"{type(error).__name__}: {text[:REASON]}".split()).removesuffix(":")
+    line = printable(" ".join(f"{type(error).__name__}: {text[:REASON]}".split()).removesuffix(":"))
     return line if len(text) <= REASON else f"{line} ..."
 
 

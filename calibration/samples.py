@@ -256,6 +256,8 @@ def as_array(value: object, where: str) -> Array:
             raise DataError(f"{where}: the tensor requires grad; pass tensor.detach()")
         if str(getattr(value, "dtype", "")).endswith("bfloat16"):
             raise DataError(f"{where}: NumPy has no bfloat16; pass tensor.float()")
+    if np.ma.is_masked(value):
+        raise DataError(f"{where}: a masked array, whose masked values would count; pass array.filled(value)")
     try:
         numpy = getattr(value, "numpy", None)
         array = np.asarray(numpy() if callable(numpy) else value)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ... import RequantError
+from ... import RequantError, UnknownNameError
 from ...system.printable import sentence
 
 if TYPE_CHECKING:
@@ -48,12 +49,23 @@ def requant_check(request: pytest.FixtureRequest) -> Callable[..., Check]:
 
 
 def _checked(arguments: tuple[Any, ...], options: dict[str, Any], update: bool) -> Check:
-    """Check a project, or a pair of models."""
+    """Check a project, or a pair of models.
+
+    Raises:
+        RequantError: There are other arguments than one path, or two models and their data, or an unknown option.
+    """
     if len(arguments) == 1:
         from .. import check_project
 
         return check_project(*arguments, update=update, overrides=options)
     from .run import CheckOptions, check
 
+    if len(arguments) not in (3, 4):
+        models = "the float model, the INT8 model, the data and perhaps the baseline"
+        raise RequantError(f"requant_check takes the path of a requant.toml, or {models}")
     own = {"baseline": options.pop("baseline")} if "baseline" in options else {}
+    known = [field.name for field in fields(CheckOptions)]
+    for name in options:
+        if name not in known:
+            raise UnknownNameError("option of requant_check", name, known)
     return check(*arguments, **own, update=update, options=CheckOptions(**options))

@@ -516,3 +516,16 @@ def test_bombs_need_little_memory(tmp_path: Path) -> None:
     *messages, peak = done.stdout.splitlines()
     assert [message.split(":")[0].split(",")[0] for message in messages[:2]] == ["claim.npz", "sample.npz"]
     assert int(peak) < ROOM, messages
+
+
+def test_an_error_of_the_users_code_is_printable() -> None:
+    """A notebook shows the text of an exception as it is."""
+
+    def feeds() -> Iterator[dict[str, np.ndarray]]:
+        raise ValueError("boom\x1b[31m\nline two")
+        yield {}
+
+    with pytest.raises(DataError) as error:
+        list(open_source(feeds, [InputSpec("x", np.dtype(np.float32), (None, 3))]))
+    assert "boom" in str(error.value)
+    assert str(error.value).isprintable()

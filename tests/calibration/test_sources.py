@@ -532,11 +532,12 @@ def test_a_label_column_without_numbers_is_dropped(label: Any) -> None:
         (Loader([[[ROW], 1]]), [X], r"got list"),
         (Loader([Tensor([ROW], requires_grad=True)]), [X], r"sample 0, input 'x': the tensor requires grad; pass tensor.detach"),
         (Loader([Tensor([ROW], "torch.bfloat16")]), [X], r"sample 0, input 'x': NumPy has no bfloat16; pass tensor.float"),
+        (Loader([np.ma.array([ROW], mask=True)]), [X], r"a masked array, whose masked values would count; pass array.filled"),
         (Loader([Tensor([ROW], "meta")]), [X], r"sample 0, input 'x': not an array: can't convert meta .* Use Tensor.cpu"),
         (type("DatasetDict", (dict,), {"column_names": {}})(train=1, test=2), [X], r"a DatasetDict of feeds: holds the splits train, test; pass one"),
         (lambda: 3, [X], r"failed at sample 0: TypeError: it returned an int; feeds are wanted"),
     ],
-    ids=["near", "column", "inputs", "three", "list", "grad", "bfloat16", "device", "splits", "number"],
+    ids=["near", "column", "inputs", "three", "list", "grad", "bfloat16", "mask", "device", "splits", "number"],
 )  # fmt: skip
 def test_data_sets_that_are_refused(data: Any, inputs: list[InputSpec], problem: str) -> None:
     with pytest.raises(DataError, match=problem) as caught:
@@ -557,7 +558,7 @@ def test_data_sets_that_are_refused(data: Any, inputs: list[InputSpec], problem:
         ("there.txt", r"there.txt: cannot be read as data; a data source is FILE.npz"),
         (b"x", r"bytes are no data source"),
         (3, r"an int is neither an iterable of feeds nor a callable"),
-        ({"x": rows(1, 3)}, r"a single feed; pass an iterable"),
+        ({"x": rows(1, 3)}, r"a single feed; pass \[feed\], or for arrays of many"),
     ],
     ids=["npz", "npz-split", "py", "text", "kind", "bytes", "number", "feed"],
 )

@@ -19,7 +19,9 @@ import onnx
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from requant import RequantError
 from requant.quantize import check_project
+from requant.quantize.gate import pytest_plugin
 from requant.quantize.gate.lock import checksum, load_baseline
 from requant.quantize.project.file import load_project, parse_project
 
@@ -246,6 +248,21 @@ def test_pair(requant_check):
 def sealed(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document of a baseline with its checksum."""
     return document | {"checksum": checksum(document)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        ((), {}, "requant_check takes the path of a requant.toml, or the float model"),
+        (("f.onnx", "q.onnx"), {}, "requant_check takes the path of a requant.toml, or the float model"),
+        (("f.onnx", "q.onnx", "d.npz"), {"metric": "top1"}, "named 'metric'; did you mean 'metrics'?"),
+    ],
+    ids=["nothing", "no data", "metric"],
+)
+def test_the_fixture_refuses_other_arguments(arguments: tuple[Any, ...], options: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequantError) as error:
+        pytest_plugin._checked(arguments, options, update=False)
+    assert says in str(error.value)
 
 
 @pytest.mark.slow
