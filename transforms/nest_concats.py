@@ -28,9 +28,11 @@ def nest_concats(model: ir.Model) -> Change:
     """
     change = Change()
     found = [each for graph in computing_graphs(model) for each in _nested(graph)]
-    known = Known(model) if found else None
+    if not found:
+        return change
+    known = Known(model)
     for node, whole, rest in found:
-        if known is None or known.dtype(node.outputs[0]) not in FLOATS:
+        if known.dtype(node.outputs[0]) not in FLOATS:
             change.skip("not-float")
             continue
         for index, value in enumerate((whole, *rest)):

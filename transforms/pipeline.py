@@ -26,7 +26,7 @@ from .int8.existing import MADE_KEY, is_finished
 from .registry import COMMON, REQUIRED, Change, Option, PipelineError, Transform, TransformError
 from .verify import Signature, VerifyError, signature, verify
 
-SPARED = "written-by-requant"
+FINISHED = "written-by-requant"
 METADATA_KEY = "requant.pipeline"
 IGNORE_ERRORS = Option(COMMON, bool, False)
 
@@ -181,8 +181,8 @@ def run(
         _verify_after("the model given", model, None)
     model = _working_copy(model, lookup(steps[0].name))
     if isinstance(pipeline, Pipeline) and pipeline.skips_finished and is_finished(model):
-        spared = tuple(StepResult(step, Change(skipped=Counter({SPARED: 1}))) for step in steps)
-        return PipelineResult(model, spared)
+        skipped = tuple(StepResult(step, Change(skipped=Counter({FINISHED: 1}))) for step in steps)
+        return PipelineResult(model, skipped)
     history = _history(model)
     applied: list[StepResult] = []
     for step in steps:

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
@@ -90,15 +91,25 @@ def evident_scores(outputs: Outputs, sample: Sample) -> tuple[str, Array] | None
         for name, scores in found.items():
             if label.size == math.prod(scores.shape[:-1]):
                 return name, scores
-    evident = [(name, scores) for name, scores in found.items() if _are_evident(scores, sample)]
-    sure = (each for each in evident if are_probabilities(each[1].reshape(-1, each[1].shape[-1])))
-    return next(sure, evident[0] if evident else None)
+    probable = (each for each in found.items() if are_probabilities(_rows(each[1])))
+    others = (each for each in found.items() if _has_row_per_item(each[1], sample))
+    return next(chain(probable, others), None)
 
 
 def _are_evident(scores: Array, sample: Sample) -> bool:
     """Whether scores are known to be per class without a label: probabilities, or a row for each item of the batch."""
-    rows = scores.reshape(-1, scores.shape[-1])
-    return are_probabilities(rows) or (len(rows) == _items(sample) and not _are_normalised(rows))
+    return are_probabilities(_rows(scores)) or _has_row_per_item(scores, sample)
+
+
+def _has_row_per_item(scores: Array, sample: Sample) -> bool:
+    """Whether there is a row for each item of the batch, and the rows are no embeddings."""
+    rows = _rows(scores)
+    return len(rows) == _items(sample) and not _are_normalised(rows)
+
+
+def _rows(scores: Array) -> Array:
+    """Return scores with the class axis last as rows, (R, C)."""
+    return scores.reshape(-1, scores.shape[-1])
 
 
 def open_rows(outputs: Iterable[ir.Value]) -> frozenset[str]:

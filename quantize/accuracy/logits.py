@@ -10,11 +10,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...transforms.graph import plain_shape
+from ...transforms.int8.ops import MOVES
 from .choices import Reader
 from .classes import SEQUENCE
-
-ONE_TO_ONE = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators whose result holds the values of their first input."""
 
 
 def logits_of(model: ir.Model) -> dict[str, Reader]:
@@ -28,7 +26,7 @@ def logits_of(model: ir.Model) -> dict[str, Reader]:
     found: dict[str, Reader] = {}
     for output in model.graph.outputs:
         shape, node = plain_shape(output), output.producer()
-        while node is not None and node.op_type in ONE_TO_ONE and not node.domain and node.inputs[0] is not None:
+        while node is not None and node.op_type in MOVES and not node.domain and node.inputs[0] is not None:
             node = node.inputs[0].producer()
         if node is None or node.op_type != "Softmax" or node.domain or node.inputs[0] is None:
             continue

@@ -229,9 +229,7 @@ class _Sums:
         before, after = ((each.reshape(-1) == labels) for each in (expected, actual))
         self.correct += list(zip(before[counts].tolist(), after[counts].tolist(), strict=True))
         if 0 < len(expected) < labels.size:
-            rows = [np.all((each | ~counts).reshape(len(expected), -1), axis=1) for each in (before, after)]
-            seen = counts.reshape(len(expected), -1).any(axis=1)
-            self.whole += list(zip(rows[0][seen].tolist(), rows[1][seen].tolist(), strict=True))
+            self.whole += _whole_items(*(each.reshape(len(expected), -1) for each in (before, after, counts)))
 
     def _parts_db(self) -> dict[str, tuple[str, float]]:
         """Return the SQNR of quiet parts; quiet classes are no part."""
@@ -279,6 +277,19 @@ def _results(outputs: Iterable[str], states: Collection[str]) -> list[str]:
     """Return the outputs that are no states; all if there are only states."""
     every = list(outputs)
     return [name for name in every if name not in states] or every
+
+
+def _whole_items(before: Array, after: Array, counts: Array) -> list[tuple[bool, bool]]:
+    """Return whether each item has all its labels right in both models; an item without labels is left out.
+
+    Args:
+        before: Whether the float model predicts a label, bool (items, labels).
+        after: Whether the INT8 model predicts it, bool (items, labels).
+        counts: Whether it counts, bool (items, labels).
+    """
+    labelled = counts.any(axis=1)
+    right = [np.asarray((each | ~counts).all(axis=1)) for each in (before, after)]
+    return list(zip(*(each[labelled].tolist() for each in right), strict=True))
 
 
 def _labelled(correct: Sequence[tuple[bool, bool]]) -> Labelled | None:

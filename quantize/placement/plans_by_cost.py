@@ -86,7 +86,7 @@ def _item(prices: Prices, unit: Unit) -> Item:
 
 
 def _known_forms(prices: Prices, unit: Unit) -> list[Impl]:
-    """Return the implementations of a unit that may be chosen: some only where they are measured, or without others."""
+    """Return the implementations of a unit that may be chosen: some only where measured, unless there is no other."""
     forms = prices.space.forms[unit.name]
     known = [form for form in forms if form not in OTHER_FORMS or measured(prices, unit.name, form) is not None]
     return known or [forms[0]]
