@@ -47,10 +47,10 @@ TARGETS = {
     "calibration/exact.py": f"tests/calibration/test_exact.py {STATISTICS}",
     "calibration/extremes.py": f"{STATISTICS} tests/calibration/test_checks.py",
     "calibration/observations.py": f"{STATISTICS} tests/calibration/test_checks.py tests/calibration/test_files.py",
-    "transforms/int8/qparams.py": "tests/transforms/test_qparams.py tests/transforms/test_saturation.py",
+    "transforms/int8/qparams.py": "tests/transforms/int8/test_qparams.py tests/transforms/int8/test_saturation.py",
     "transforms/round_weights.py": "tests/transforms/test_round_weights.py tests/transforms/test_golden.py",
     "transforms/int8/bias_correction.py": "tests/transforms/test_insert_qdq.py",
-    "transforms/int8/saturation.py": "tests/transforms/test_saturation.py",
+    "transforms/int8/saturation.py": "tests/transforms/int8/test_saturation.py",
     "quantize/placement/min_cut.py": "tests/quantize/placement/test_min_cut.py",
 }
 """Files of arithmetic, and the tests that concern each."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from .equalize import Group, find, scale_group
 from .graph import constant, names, release
 from .patterns.channel_scales import Floats, Fold
-from .patterns.equalize import Group, find, scale_group
 from .registry import Change, transform
 
 SWEEPS = 64

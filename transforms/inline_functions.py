@@ -11,9 +11,9 @@ from onnx_ir.passes.common import InlinePass
 
 from .. import NATIVE_DOMAIN
 from ..system.values import decode_json
+from .calls import Identifier, callees, check_calls
 from .functions import DOMAIN
 from .graph import names, node_name, unused_name
-from .patterns.calls import Identifier, callees, check_calls
 from .registry import Change, TransformError, transform
 
 # Metadata keys on calls and on the contents of functions while inlining runs; copies keep the metadata.

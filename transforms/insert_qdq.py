@@ -11,7 +11,7 @@ import onnx_ir as ir
 from .graph import MS, constant, nodes_by_name
 from .inference import inferred
 from .int8.block_forms import to_blocks
-from .int8.int8_forms import (
+from .int8.forms import (
     lay_bare,
     lookups_of,
     store_weights,
@@ -21,7 +21,6 @@ from .int8.int8_forms import (
     to_qattention,
     with_lookups,
 )
-from .int8.int8_weights import Adjustment, WeightWriter, shift_behind
 from .int8.ops import GATE, OPS, WHOLE
 from .int8.packed_conv import pack_pixels
 from .int8.plan import Domain, Impl, Plan, Unit
@@ -35,6 +34,7 @@ from .int8.runtime_workarounds import (
     to_integer_product,
 )
 from .int8.units import activations
+from .int8.weights import Adjustment, WeightWriter, shift_behind
 from .int8.writer import Writer
 
 WITHOUT_PAIRS: Mapping[Impl, Callable[[ir.Node, Unit, WeightWriter], int]] = {

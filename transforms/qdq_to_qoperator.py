@@ -203,7 +203,7 @@ def _arith(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | 
     """Return a QLinear operator such as QLinearAdd; QLinearConcat takes the parameters of the result first."""
     if y is None or "dilations" in node.attributes:  # QLinearAveragePool has no dilations
         return None
-    if node.op_type == "HardSigmoid":  # its table lookup has another scale (`int8_forms.to_lookup`)
+    if node.op_type == "HardSigmoid":  # its table lookup has another scale (`forms.to_lookup`)
         return None
     name = str(OPS[node.op_type].u8[1])  # type: ignore[index]
     operands: list[ir.Value | None] = [part for source in x for part in source]

@@ -25,7 +25,7 @@ from .graph import (
     sole_reader,
     unused_name,
 )
-from .int8.int8_forms import LSTM_ATTRIBUTES
+from .int8.forms import LSTM_ATTRIBUTES
 from .int8.ops import MOVES
 from .int8.qparams import Array, QParams, dequantize
 from .registry import Change, LeftAlone, transform

@@ -12,8 +12,8 @@ from onnx_ir.passes import PassError
 from onnx_ir.passes.common import CheckerPass
 
 from .. import RequantError
+from .calls import check_calls
 from .graph import constant
-from .patterns.calls import check_calls
 from .registry import TransformError
 from .tensors import load_tensors
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.session import Array
 from ...transforms.graph import nodes_by_name
-from ...transforms.int8.int8_weights import Adjustment
+from ...transforms.int8.weights import Adjustment
 from ..job import Candidate, Job
 from ..options.efforts import EFFORTS
 from ..placement.runs import samples_for

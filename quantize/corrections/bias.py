@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...calibration.session import Array
-from ...transforms.int8.int8_weights import Adjustment
+from ...transforms.int8.weights import Adjustment
 from .layer_by_layer import Layer, channel_means
 
 FEW = 2

@@ -13,11 +13,11 @@ from ...calibration.session import Array
 from ...transforms.graph import constant, made_by, nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.int8.block_weights import Blocked
-from ...transforms.int8.int8_weights import Adjustment, FloatWeights, WeightWriter, bias_behind, turned
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.packed_conv import packing_of
 from ...transforms.int8.plan import Impl, Unit
 from ...transforms.int8.qparams import BlockForm, QParams, dequantize, quantize
+from ...transforms.int8.weights import Adjustment, FloatWeights, WeightWriter, bias_behind, turned
 from ...transforms.int8.writer import Writer
 from ..job import Candidate, Job
 from ..model.files import serialize

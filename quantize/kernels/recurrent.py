@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from ...transforms.graph import add_initializer, graph_of, insert_before, made_by, names, nodes_by_name, unused_name
 from ...transforms.int8.existing import insert_product, zero_point_of
-from ...transforms.int8.int8_recurrent import BACKWARD, STATES
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Unit
+from ...transforms.int8.recurrent import BACKWARD, STATES
 from .calls import Call
 from .wrap import put_calls
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...transforms.int8.int8_weights import Adjustment
 from ...transforms.int8.joined_convs import Sum, common_scales, find_sums
 from ...transforms.int8.plan import Plan
 from ...transforms.int8.qparams import QParams
+from ...transforms.int8.weights import Adjustment
 from ..job import Job
 
 

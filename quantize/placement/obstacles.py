@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.graph import DEEPEST, MS, constant, has_plain_window, is_float32, plain_shape, release, whole_first
+from ...transforms.int8.forms import RECURRENT, gate_obstacle
 from ...transforms.int8.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
-from ...transforms.int8.int8_forms import RECURRENT, gate_obstacle
-from ...transforms.int8.int8_recurrent import ACTIVATIONS
 from ...transforms.int8.ops import GATE, INTERPOLATION, OPS, TABLE, WHOLE, Kernel, Op, only_moves
 from ...transforms.int8.plan import Impl, Unit
 from ...transforms.int8.reasons import ALREADY, NONE, Reason
+from ...transforms.int8.recurrent import ACTIVATIONS
 from ...transforms.int8.units import activations
 from ...transforms.patterns.conv_transposes import has_whole_strides
 from ...transforms.patterns.elementwise import CHANNELWISE, Place, channels_of

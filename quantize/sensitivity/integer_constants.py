@@ -9,11 +9,11 @@ import onnx_ir as ir
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.insert_qdq import constant_operands
-from ...transforms.int8.int8_forms import RECURRENT, lookups_of, with_lookups
-from ...transforms.int8.int8_weights import Adjustment, WeightWriter, turned
+from ...transforms.int8.forms import RECURRENT, lookups_of, with_lookups
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ...transforms.int8.qparams import QParams, Scheme, dequantize, quantize, symmetric_s8
+from ...transforms.int8.weights import Adjustment, WeightWriter, turned
 from ...transforms.int8.writer import Writer
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import add_initializer, constant, graph_of, names, nodes_by_name, remove, unused_name
-from ...transforms.int8.int8_forms import LEVELS, Lookup, lookup_rounding, lookups_of
+from ...transforms.int8.forms import LEVELS, Lookup, lookup_rounding, lookups_of
 from ...transforms.int8.ops import GATE
 from ...transforms.int8.plan import Impl, Plan
 from ...transforms.int8.qparams import TINY, BlockForm, QParams, asymmetric_u8

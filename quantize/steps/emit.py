@@ -12,11 +12,11 @@ from ...transforms import signature, verify
 from ...transforms.fuse_silu import fuse_silus
 from ...transforms.insert_qdq import insert_qdq
 from ...transforms.int8.existing import drop_round_trips
-from ...transforms.int8.int8_weights import Adjustment
 from ...transforms.int8.joined_convs import Joined, join_convs, with_joined
 from ...transforms.int8.ops import GATE
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Impl, Plan
 from ...transforms.int8.qparams import DTYPES, QParams
+from ...transforms.int8.weights import Adjustment
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized

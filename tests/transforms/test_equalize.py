@@ -22,9 +22,9 @@ from requant.quantize.options.options import Options
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.prepare import prepare
 from requant.transforms import verify
+from requant.transforms.equalize import Group, equalize, find, groups
 from requant.transforms.graph import add_initializer, node_name
 from requant.transforms.inference import inferred
-from requant.transforms.patterns.equalize import Group, equalize, find, groups
 
 Array = NDArray[Any]
 EPS = float(np.finfo(np.float32).eps)

@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from ..graph import MS, graph_of, replace_node
 from .block_weights import Blocked
-from .int8_weights import WeightWriter
 from .plan import Unit
+from .weights import WeightWriter
 
 INTEGER_PRODUCTS = 4  # the accuracy_level with which the kernel rounds the input to 8 bits in blocks
 

@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import MS, add_initializer, graph_of, node_name, remove, replace
-from .int8_recurrent import BACKWARD
-from .int8_weights import WeightWriter
 from .plan import Unit
 from .qparams import Array, quantize
+from .recurrent import BACKWARD
+from .weights import WeightWriter
 
 FIRST_OPSET = 13  # the opset whose Split and Unsqueeze take their lengths and axes as an input
 GATES = 3  # z, r and h, in this order, in all weights and biases

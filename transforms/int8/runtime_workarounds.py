@@ -19,7 +19,7 @@ from ..graph import (
     unused_name,
 )
 from ..inference import inferred
-from .int8_forms import integer_source
+from .forms import integer_source
 from .ops import OPS, RELUS
 from .plan import Impl, Plan
 from .writer import FIRST_WITH_TYPE, Writer

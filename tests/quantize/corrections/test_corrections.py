@@ -45,9 +45,9 @@ from requant.quantize.steps.emit import plan_by_rules
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
 from requant.transforms.insert_qdq import insert_qdq
-from requant.transforms.int8.int8_weights import Adjustment
 from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import quantize
+from requant.transforms.int8.weights import Adjustment
 
 Array = npt.NDArray[Any]
 Feeds = list[dict[str, Array]]

@@ -28,9 +28,9 @@ from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
 from requant.transforms.graph import constant
 from requant.transforms.insert_qdq import insert_qdq
-from requant.transforms.int8.int8_weights import Adjustment
 from requant.transforms.int8.ops import OPS
 from requant.transforms.int8.qparams import dequantize, quantize, quantize_bias
+from requant.transforms.int8.weights import Adjustment
 
 Array = npt.NDArray[Any]
 Feeds = list[dict[str, Array]]

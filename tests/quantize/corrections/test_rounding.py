@@ -28,10 +28,10 @@ from requant.quantize.corrections.rounding import (
     round_columns,
     surely,
 )
-from requant.transforms.int8.int8_weights import FloatWeights
 from requant.transforms.int8.plan import Unit
 from requant.transforms.int8.qparams import QParams, Scheme, asymmetric_u8, quantize
 from requant.transforms.int8.saturation import PAIR_LIMIT, pair_peak, relieve
+from requant.transforms.int8.weights import FloatWeights
 
 Array = npt.NDArray[Any]
 EPS = float(np.finfo(np.float32).eps)

@@ -25,10 +25,10 @@ from requant.quantize import Options, quantize_model
 from requant.quantize.gate.layers import layers_of
 from requant.quantize.kernels.recurrent import wrap_recurrent
 from requant.quantize.runtime.macs import multiply_accumulates
-from requant.transforms.int8.int8_recurrent import BACKWARD, STATES, to_int8_recurrent
-from requant.transforms.int8.int8_weights import WeightWriter
 from requant.transforms.int8.qparams import Scheme
+from requant.transforms.int8.recurrent import BACKWARD, STATES, to_int8_recurrent
 from requant.transforms.int8.units import units
+from requant.transforms.int8.weights import WeightWriter
 from requant.transforms.int8.writer import Writer
 
 from ...native import by_row, needs_library

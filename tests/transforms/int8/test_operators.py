@@ -28,7 +28,7 @@ from requant.transforms.int8.ops import ATTENTION, FUNCTION, GATE, INTERPOLATION
 from requant.transforms.int8.qparams import Scheme
 from requant.transforms.patterns.attention import GROUP_QUERY
 
-from ..native import needs_library
+from ...native import needs_library
 
 Array = NDArray[Any]
 Feed = dict[str, Array]

@@ -17,12 +17,12 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from ... import UnknownNameError
-from ..graph import constant, derive_initializer, discard, graph_of, key, names, release, unused_name
-from ..inference import inferred
-from ..registry import Change, LeftAlone, TransformError
-from .channel_rules import RULES
-from .channel_scales import Floats, Fold, Look
+from .. import UnknownNameError
+from .graph import constant, derive_initializer, discard, graph_of, key, names, release, unused_name
+from .inference import inferred
+from .patterns.channel_rules import RULES
+from .patterns.channel_scales import Floats, Fold, Look
+from .registry import Change, LeftAlone, TransformError
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import Scheme
 from requant.transforms.int8.units import units
 
-from ..native import without_library
+from ...native import without_library
 
 # Two branches from one input; `f` and `g` are replaced by what a case says of them.
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from ..registry import TransformError
+from .registry import TransformError
 
 Identifier = tuple[str, str, str]  # domain, name, overload
 MOST_NODES = 200_000

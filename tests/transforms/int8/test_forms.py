@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.transforms.int8.int8_forms import lay_bare
+from requant.transforms.int8.forms import lay_bare
 from requant.transforms.int8.runtime_workarounds import move_signed_pairs, pad_every_axis
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'

@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 from ..graph import MS, discard, graph_of, remove, remove_if_unread, replace_node
 from .gru_form import to_scan
-from .int8_recurrent import to_int8_recurrent
-from .int8_weights import WeightWriter
 from .ops import FUNCTION, OPS
 from .plan import Plan, Unit
 from .qlinear import equal_parameters
 from .qparams import QParams, quantize, symmetric_s8
 from .reasons import GATE_RANGE, NONE, Reason
+from .recurrent import to_int8_recurrent
+from .weights import WeightWriter
 from .writer import Writer
 
 LEVELS = 255  # steps of uint8

@@ -11,9 +11,9 @@ import pytest
 
 from requant.transforms.graph import MS
 from requant.transforms.int8.gru_form import to_scan
-from requant.transforms.int8.int8_weights import WeightWriter
 from requant.transforms.int8.qparams import Scheme
 from requant.transforms.int8.units import units
+from requant.transforms.int8.weights import WeightWriter
 from requant.transforms.int8.writer import Writer
 
 Array = npt.NDArray[Any]

@@ -12,7 +12,7 @@ from requant.transforms.int8.units import units
 from requant.transforms.patterns.elementwise import clip_bounds
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>\n'
-SAMPLES = sorted((Path(__file__).parents[2] / "sample_models").glob("*.onnx"))
+SAMPLES = sorted((Path(__file__).parents[3] / "sample_models").glob("*.onnx"))
 CONSTANTS = """<float[2,2,1,1] w = {1, 2, 3, 4}, float[2,2] m = {1, 2, 3, 4}, float zero = {0}, float one = {1},
     float two = {2}, float three = {3}, float six = {6}, float half = {0.5}, float root = {1.41421}>"""
 

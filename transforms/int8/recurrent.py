@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import discard, graph_of, insert_before
-from .int8_weights import WeightWriter
 from .qparams import quantize
+from .weights import WeightWriter
 
 BACKWARD = {"forward": (0,), "reverse": (1,), "bidirectional": (0, 1)}
 """By the attribute ``direction``, for each direction whether the last step is the first one."""
