@@ -11,9 +11,9 @@ from ..job import Job
 from .facts import Facts
 from .measuring import Write, measure_units, profile, profile_float, with_profile
 from .plans_by_cost import common_plan, without_noisy
-from .pricing import float_time, has_unmeasured, usual_share, with_absorbed, with_noise_price
+from .pricing import float_time, has_unmeasured, plan_milliseconds, usual_share, with_absorbed, with_noise_price
 from .rules import all_int8_plan
-from .search import Size, as_asked, costs_decide, keep, sizes_of
+from .search import SHARE, Size, as_asked, costs_decide, keep, least_milliseconds, runners_of, sizes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,28 @@ class PricedPlans:
         """The price by the exchange of the effort, at which `place` looks for a plan; 0 where costs do not decide."""
         noises = (size.known.prices.noises for size in self.sizes)
         return max((usual_share(self.job, each.total) for each in noises), default=0.0)
+
+    def share(self, plan: Plan) -> float:
+        """Return the time of a plan by its costs, as a share of the float model's time, at the worst batch size.
+
+        It is 0 where costs do not decide.
+        """
+        every = [size.known.prices for size in self.sizes]
+        return max((1e3 * plan_milliseconds(prices, plan) / float_time(prices) for prices in every), default=0.0)
+
+    def ratio(self, plan: Plan, other: Plan) -> float:
+        """Return the time of the model of a plan over that of another, timed in turns, at the worst batch size.
+
+        It is 0 where costs are not measured, and infinite if the runtime does not run both.
+        """
+        if self.job.policy.how != "measured" or not self.sizes:
+            return 0.0
+        bench = self.sizes[0].bench
+        runners = runners_of(self.sizes, {"plan": bench.candidate(plan), "other": bench.candidate(other)})
+        if len(runners) < 2:
+            return math.inf
+        times, _ = least_milliseconds(self.sizes, runners, max(1.0, self.job.options.seconds * SHARE))
+        return max(each["plan"] / each["other"] for each in times)
 
     def measured(self, plan: Plan) -> tuple[PricedPlans, float]:
         """Profile the model of a plan, and return the plans by the costs that this gives, and the time of the model.

@@ -377,7 +377,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out; if it runs
     none of them, the first one is returned.
     """
-    job, runners = sizes[0].bench.job, _runners(sizes, candidates)
+    job, runners = sizes[0].bench.job, runners_of(sizes, candidates)
     if not runners:
         return next(iter(candidates.values())), Placement("rules")
     job.progress("compare placements", 0, None)
@@ -385,10 +385,10 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     every = [size.known.prices for size in sizes]
     plans = {name: candidates[name].plan for name in runners}
     native = {name for name in runners if candidates[name].native}
-    tried, unsure = _milliseconds(sizes, runners, seconds)
+    tried, unsure = least_milliseconds(sizes, runners, seconds)
     worth = _worth(every, tried, plans)
     if len(sizes) > 1:  # more plans share the time, and several minima decide: time the best ones again
-        again, unsure = _milliseconds(sizes, {name: runners[name] for name in finalists(worth, native)}, seconds)
+        again, unsure = least_milliseconds(sizes, {name: runners[name] for name in finalists(worth, native)}, seconds)
         final = [
             {name: min(ms, first[name]) for name, ms in more.items()} for first, more in zip(tried, again, strict=True)
         ]
@@ -408,7 +408,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     return candidates[best], placement
 
 
-def _runners(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict[str, LoadedModel]:
+def runners_of(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict[str, LoadedModel]:
     """Return the candidates that the runtime runs, after one run at each batch size."""
     runners = {}
     for name, candidate in candidates.items():
@@ -420,7 +420,7 @@ def _runners(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict
     return runners
 
 
-def _milliseconds(
+def least_milliseconds(
     sizes: Sequence[Size], runners: Mapping[str, LoadedModel], seconds: float
 ) -> tuple[list[dict[str, float]], float]:
     """Return the least time of each model at each batch size, timed in turns, and their greatest uncertainty.

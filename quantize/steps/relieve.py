@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ...transforms.int8.plan import Plan
 from ..accuracy.outputs import Accuracy
@@ -29,7 +30,7 @@ PROFILES = 3  # plans of a round that are profiled at most; each gives costs for
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 NEAR = 2.0  # a plan that misses the promise with at most this many times the noise of one that keeps it ends the search
-FASTER = 0.97  # the most that a plan with more noise takes of the time of one that keeps the promise
+FASTER = 0.97  # the most that a plan takes of the time of one with less noise, else that one is better
 
 
 def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
@@ -62,13 +63,13 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     for number in range(ROUNDS):
         job.progress(STAGE, number, ROUNDS)
         limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missing
-        plans, found, took = _faster(plans, noise, best, missing) if best else _quiet(plans, noise, limit, missing)
+        plans, found = _faster(plans, noise, best, missing) if best else _quiet(plans, noise, limit, missing)
         if found is None or not found.has_int8:
             break
         candidate = _corrected(job, ranges, write(found), trial, evidence)
         accuracy = measure_accuracy(job, candidate)
         if promised(job, accuracy).kept:
-            best = _Kept(candidate, accuracy, noise(found), took)
+            best = _Kept(candidate, accuracy, noise(found))
         else:
             missing = noise(found)
         if best and missing <= NEAR * best.noise:
@@ -78,14 +79,14 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
 
 def _quiet(
     plans: PricedPlans, noise: Callable[[Plan], float], limit: float, missing: float
-) -> tuple[PricedPlans, Plan | None, float]:
+) -> tuple[PricedPlans, Plan | None]:
     """Return what `_fastest` does; if no INT8 plan is so quiet, with a limit between this one and the last noise.
 
     What a few samples miss the promise by is mostly chance, so that less relief may do.
     """
-    plans, found, took = _fastest(plans, noise, limit)
+    plans, found = _fastest(plans, noise, limit)
     if found is not None and found.has_int8:
-        return plans, found, took
+        return plans, found
     return _fastest(plans, noise, math.sqrt(limit * missing))
 
 
@@ -97,29 +98,29 @@ class _Kept:
         candidate: The model.
         accuracy: Its accuracy.
         noise: The estimated noise of its plan.
-        took: Its time, as a share of the float model's time; 0 where costs are not measured.
     """
 
     candidate: Candidate
     accuracy: Accuracy
     noise: float
-    took: float
 
 
 def _faster(
     plans: PricedPlans, noise: Callable[[Plan], float], best: _Kept, missing: float
-) -> tuple[PricedPlans, Plan | None, float]:
-    """Return the costs known at last, and a faster plan than that of a model that keeps the promise, with its time.
+) -> tuple[PricedPlans, Plan | None]:
+    """Return the costs known at last, and a faster plan than that of a model that keeps the promise.
 
     Its noise is between that of the model and `missing`; the plan is None if there is none.
     """
     limit = best.noise
     for _ in range(HALVINGS):
         limit = math.sqrt(limit * missing)
-        plans, found, took = _fastest(plans, noise, limit)
-        if found is not None and not _is_same(found, best.candidate.plan):
-            return plans, found if took <= FASTER * best.took else None, took
-    return plans, None, 0.0
+        plans, found = _fastest(plans, noise, limit)
+        if found is None or _is_same(found, best.candidate.plan):
+            continue
+        if plans.ratio(found, best.candidate.plan) <= FASTER:
+            return plans, found
+    return plans, None
 
 
 def _evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
@@ -137,10 +138,8 @@ def _tries(job: Job, trial: Trial) -> bool:
     return bool(not trial.candidate.evidence.noise and not job.weights.large and trial.candidate.qparams)
 
 
-def _fastest(
-    plans: PricedPlans, noise: Callable[[Plan], float], limit: float
-) -> tuple[PricedPlans, Plan | None, float]:
-    """Return the costs known at last, and the fastest plan with at most `limit` noise and its time; None without one.
+def _fastest(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> tuple[PricedPlans, Plan | None]:
+    """Return the costs known at last, and the fastest plan with at most `limit` noise; None without one.
 
     The model of the cheapest plan is profiled, and gives costs for the next one, until they change nothing.
     """
@@ -151,8 +150,8 @@ def _fastest(
             break
         plans, took = plans.measured(plan)
         tried.append((took, plan))
-    took, best = min(tried, key=lambda row: row[0], default=(0.0, None))
-    return plans, best, took
+    _, best = min(tried, key=lambda row: row[0], default=(0.0, None))
+    return plans, best
 
 
 def _is_same(one: Plan, other: Plan) -> bool:
@@ -160,8 +159,25 @@ def _is_same(one: Plan, other: Plan) -> bool:
     return all(one.impl(unit) is other.impl(unit) for unit in one.units)
 
 
-def _quieter(plan_at: Callable[[float], Plan], noise: Callable[[Plan], float], limit: float) -> Plan | None:
-    """Return the plan of the least price whose noise is at most `limit`; None if there is none."""
+def _quieter(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> Plan | None:
+    """Return the quietest plan that takes nearly as long as the one of the least price with noise of at most `limit`.
+
+    Return None if no plan is so quiet.
+    """
+    found = _least_priced(plans, noise, limit)
+    if found is None:
+        return None
+    price, plan = found
+    most = plans.share(plan) / FASTER
+    dearer = (plans(price * 2 ** (step / HALVINGS)) for step in range(1, HALVINGS + 1))
+    *_, quietest = (plan, *takewhile(lambda each: 0 < plans.share(each) <= most, dearer))
+    return quietest
+
+
+def _least_priced(
+    plan_at: Callable[[float], Plan], noise: Callable[[Plan], float], limit: float
+) -> tuple[float, Plan] | None:
+    """Return the least price at which the noise of the plan is at most `limit`, and the plan; None if there is none."""
     prices = (CHEAPEST * 2**step for step in range(STEPS))
     found = next(((price, plan) for price in prices if noise(plan := plan_at(price)) <= limit), None)
     if found is None:
@@ -173,7 +189,7 @@ def _quieter(plan_at: Callable[[float], Plan], noise: Callable[[Plan], float], l
             most, best = price, plan
         else:
             least = price
-    return best
+    return most, best
 
 
 def _corrected(job: Job, ranges: TensorRanges, candidate: Candidate, trial: Trial, evidence: Evidence) -> Candidate:

@@ -483,7 +483,7 @@ def test_noise_alone_leaves_no_model_in_float(
         assert sizes[0].known.prices.noise_price == 0
         return [dict.fromkeys(runners, whole)], 0.0
 
-    monkeypatch.setattr(searching, "_milliseconds", times)
+    monkeypatch.setattr(searching, "least_milliseconds", times)
     before = Placement("measured", 2.0, {"all": whole, "cut 1": 2.0}, chosen="cut 1")
     found, placement = searching._despite_noise(sizes, candidates, plain, before)
     assert found is candidates["all" if int8 else "cut 1"]
@@ -530,7 +530,7 @@ def test_native_operators_are_compared_with_the_same_plan_without_them(
     ) -> tuple[list[dict[str, float]], float]:
         return [{name: gain if name.endswith(", stock") else 1.0 for name in runners} for _ in sizes], 0.0
 
-    monkeypatch.setattr(searching, "_milliseconds", times)
+    monkeypatch.setattr(searching, "least_milliseconds", times)
     tried = {"cut 1": 1.0, "rules": 2.0}
     for count in (1, 2):
         before = Placement("measured", 1.0, tried, served(LOADS, "cut 1", ["cut 1"] * 2, [tried] * 2, [None] * 2))

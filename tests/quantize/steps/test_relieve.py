@@ -34,6 +34,12 @@ class Priced:
         floats = {name for name in NAMES if price * NOISE[name] > self.extra[name]}
         return Plan(UNITS, {name: Choice(Impl.FLOAT if name in floats else Impl.U8) for name in NAMES})
 
+    def share(self, plan: Plan) -> float:
+        return 1.0 + sum(self.extra[unit.name] for unit in UNITS if not plan.impl(unit).int8)
+
+    def ratio(self, plan: Plan, other: Plan) -> float:
+        return self.measured(plan)[1] / self.measured(other)[1]
+
     def measured(self, plan: Plan) -> tuple[Priced, float]:
         floats = {unit.name for unit in UNITS if not plan.impl(unit).int8}
         seen = {name: self.true[name] if name in floats else cost for name, cost in self.extra.items()}
@@ -41,7 +47,7 @@ class Priced:
 
 
 def floats_of(plans: Any, limit: float) -> str:
-    _, plan, _ = _fastest(plans, noise, limit)
+    _, plan = _fastest(plans, noise, limit)
     assert plan is not None
     return "".join(unit.name for unit in plan.units if not plan.impl(unit).int8)
 
@@ -121,4 +127,10 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
 
 def test_no_plan_is_quiet_enough() -> None:
     plans: Any = Priced(dict.fromkeys(NAMES, 1e9), EVEN)
-    assert _fastest(plans, noise, 0.5) == (plans, None, 0.0)
+    assert _fastest(plans, noise, 0.5) == (plans, None)
+
+
+def test_a_plan_that_is_hardly_slower_and_quieter_is_better() -> None:
+    nearly = {**EVEN, "a": 0.02}  # of the time 1.0
+    assert floats_of(Priced(nearly, nearly), 15.0) == "a"
+    assert floats_of(Priced(EVEN, EVEN), 15.0) == ""
