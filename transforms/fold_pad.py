@@ -17,6 +17,7 @@ from .graph import (
     sole_reader,
     unused_name,
 )
+from .patterns import pads
 from .registry import Change, LeftAlone, transform
 
 PADS_ARE_INPUTS = 11  # the opset from which the lengths of a Pad are inputs
@@ -61,7 +62,7 @@ def _fold(pad: ir.Node, taken: set[str]) -> None:
         LeftAlone: The Pad must stay.
     """
     reader = sole_reader(pad.outputs[0])
-    lengths, value = _lengths(pad), _value(pad)
+    lengths, value = _lengths(pad)
     if reader is None or reader.domain or reader.inputs[0] is not pad.outputs[0]:
         raise LeftAlone("other-reader")
     if reader.op_type == "Pad":
@@ -72,33 +73,23 @@ def _fold(pad: ir.Node, taken: set[str]) -> None:
         raise LeftAlone("other-reader")
 
 
-def _lengths(pad: ir.Node) -> list[int]:
-    """Return the constant pads of all axes of a Pad: all begins, then all ends."""
-    if pad.attributes.get_string("mode", "constant") != "constant":
+def _lengths(pad: ir.Node) -> tuple[list[int], float]:
+    """Return the constant pads of all axes of a Pad, all begins, then all ends; and the constant value."""
+    if not pads.fills(pad):
         raise LeftAlone("not-zeros")
-    tensor = constant(pad.inputs[1]) if len(pad.inputs) > 1 else None
-    if tensor is None or (len(pad.inputs) > 3 and pad.inputs[3] is not None):
+    found, value = pads.lengths(pad, None), pads.value(pad)
+    if found is None or value is None:
         raise LeftAlone("dynamic")
-    lengths = [int(length) for length in tensor.numpy().reshape(-1)]
+    lengths = [*found[0], *found[1]]
     if min(lengths, default=0) < 0:
         raise LeftAlone("not-zeros")
-    return lengths
-
-
-def _value(pad: ir.Node) -> float:
-    """Return the constant value that a Pad fills in."""
-    if len(pad.inputs) < 3 or pad.inputs[2] is None:
-        return 0.0
-    tensor = constant(pad.inputs[2])
-    if tensor is None or tensor.size != 1 or not tensor.dtype.is_floating_point():
-        raise LeftAlone("dynamic")
-    return float(tensor.numpy().reshape(()))
+    return lengths, value
 
 
 def _merge(pad: ir.Node, reader: ir.Node, lengths: list[int], value: float, taken: set[str]) -> None:
     """Add the pads of a Pad to those of the Pad that reads it."""
-    second = _lengths(reader)
-    if _value(reader) != value or len(second) != len(lengths):
+    second, filling = _lengths(reader)
+    if filling != value or len(second) != len(lengths):
         raise LeftAlone("not-alike")
     total = np.array(lengths, np.int64) + np.array(second, np.int64)
     old, name = reader.inputs[1], unused_name(taken, f"{node_name(reader)}/pads")
@@ -119,8 +110,8 @@ def _into_pooling(pad: ir.Node, pool: ir.Node, lengths: list[int], value: float)
     explicit = pool.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
     if not explicit or pool.attributes.get_int("ceil_mode", 0) != 0 or len(pool.outputs) > 1:
         raise LeftAlone("pooling")
-    pads = [a + b for a, b in zip(own, extra, strict=True)]
-    if any(length >= size for length, size in zip(pads, kernel * 2, strict=True)):
+    total = [a + b for a, b in zip(own, extra, strict=True)]
+    if any(length >= size for length, size in zip(total, kernel * 2, strict=True)):
         raise LeftAlone("window")
     if pool.op_type == "AveragePool":
         if value != 0:
@@ -132,7 +123,7 @@ def _into_pooling(pad: ir.Node, pool: ir.Node, lengths: list[int], value: float)
         raise LeftAlone("may-be-negative")
     elif value not in (0, -np.inf):
         raise LeftAlone("not-zeros")
-    pool.attributes["pads"] = ir.AttrInt64s("pads", pads)
+    pool.attributes["pads"] = ir.AttrInt64s("pads", total)
     pool.attributes.pop("auto_pad", None)
     pool.replace_input_with(0, pad.inputs[0])
     remove(pad)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, remove
+from .graph import computing_nodes, known_shape, remove
+from .patterns import pads
 from .registry import Change, LeftAlone, transform
+
+LEAST_RANK = 3  # of a tensor with spatial axes
 
 
 @transform("fuse_pad_and_conv", after=("fold_constants",))
@@ -60,41 +63,21 @@ def _spatial_pads(pad: ir.Node) -> list[int]:
     Raises:
         LeftAlone: A Conv cannot pad in this way.
     """
-    if pad.attributes.get_string("mode", "constant") != "constant":
+    value = pads.value(pad)
+    if not pads.fills(pad) or value:
         raise LeftAlone("not-zeros")
-    pads = _lengths(pad)
-    rank = len(pads) // 2
-    if rank < 3 or min(pads) < 0 or any(pads[axis] or pads[axis + rank] for axis in (0, 1)):
-        raise LeftAlone("not-spatial")
-    return pads[2:rank] + pads[rank + 2 :]
-
-
-def _lengths(pad: ir.Node) -> list[int]:
-    """Return the pads of a Pad with zeros for all axes: all begins, then all ends."""
-    if len(pad.inputs) == 1:  # below opset 11
-        if pad.attributes.get_float("value", 0.0) != 0:
-            raise LeftAlone("not-zeros")
-        return list(pad.attributes.get_ints("pads", ()))
-    lengths, value, axes = (constant(v) if v is not None else None for v in [*pad.inputs[1:4], None, None, None][:3])
-    if lengths is None or any(v is not None and constant(v) is None for v in pad.inputs[2:]):
+    lengths = pads.lengths(pad, _rank(pad) if pads.selects_axes(pad) else None)
+    if lengths is None or value is None:
         raise LeftAlone("dynamic")
-    if value is not None and value.size and value.numpy().item() != 0:
-        raise LeftAlone("not-zeros")
-    pads = [int(length) for length in lengths.numpy().reshape(-1)]
-    if axes is None:
-        return pads
-    rank = _rank(pad)
-    full = [0] * (2 * rank)
-    for place, axis in enumerate(int(axis) % rank for axis in axes.numpy().reshape(-1)):
-        full[axis], full[axis + rank] = pads[place], pads[place + len(pads) // 2]
-    return full
+    begins, ends = lengths
+    if len(begins) < LEAST_RANK or min(*begins, *ends) < 0 or any((*begins[:2], *ends[:2])):
+        raise LeftAlone("not-spatial")
+    return begins[2:] + ends[2:]
 
 
 def _rank(pad: ir.Node) -> int:
     """Return the rank of the padded tensor: the rank of the weight of a Conv that reads it."""
-    weights = [use.node.inputs[1] for use in pad.outputs[0].uses() if use.node.op_type == "Conv"]
-    tensor = constant(weights[0]) if weights else None
-    shape = tensor.shape if tensor is not None else weights[0].shape if weights and weights[0] is not None else None
+    shape = next((known_shape(use.node.inputs[1]) for use in pad.outputs[0].uses() if use.node.op_type == "Conv"), None)
     if shape is None:
         raise LeftAlone("other-reader")
     return len(shape)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from .graph import add_initializer, computing_graphs, constant, discard, names, unused_name
 from .inference import Known
+from .patterns import pads
 from .patterns.elementwise import CHANNELWISE, ELEMENTWISE
 from .registry import Change, transform
 
@@ -172,10 +173,10 @@ def _sliced(node: ir.Node) -> Lifted | None:
 
 def _padded(node: ir.Node) -> Lifted | None:
     """A Pad with constant pads for all axes."""
-    pads = constant(node.inputs[1]) if len(node.inputs) in (2, 3) else None
-    if pads is None or pads.size != 2 * SEQUENCE:
+    lengths = pads.lengths(node, SEQUENCE)
+    if lengths is None or len(node.inputs) <= pads.LENGTHS or pads.selects_axes(node):
         return None
-    return Lifted(constants={1: np.insert(pads.numpy().reshape(2, SEQUENCE), ROW, 0, axis=1).reshape(-1)})
+    return Lifted(constants={pads.LENGTHS: np.insert(np.asarray(lengths, np.int64), ROW, 0, axis=1).reshape(-1)})
 
 
 def _mean(node: ir.Node) -> Lifted | None:

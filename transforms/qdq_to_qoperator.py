@@ -24,6 +24,7 @@ from .int8.existing import is_linear
 from .int8.ops import OPS, Op, only_moves
 from .int8.qlinear import Quantized, equal_parameters
 from .int8.qparams import QParams
+from .patterns import pads
 from .patterns.elementwise import clip_bounds
 from .registry import Change, transform
 
@@ -190,7 +191,7 @@ def _fused(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | 
 
 def _same(node: ir.Node, x: list[Quantized], y: Quantized | None) -> ir.Node | None:
     """Return an operator that moves values on uint8; input and result must have equal parameters."""
-    filled = node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant"
+    filled = node.op_type == "Pad" and pads.fills(node)
     if y is None or filled or not only_moves(node) or len(node.outputs) > 1 or not equal_parameters(x[0][1:], y[1:]):
         return None
     inputs = list(node.inputs[1:])

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from .graph import can_replace, code_graphs, constant, remove, replace
 from .inference import Known
+from .patterns import pads
 from .registry import Change, transform
 from .remove_nodes import is_training
 
@@ -185,18 +186,16 @@ def _resized(node: ir.Node, known: Known) -> bool:
 
 
 def _no_pads(node: ir.Node, known: Known) -> bool:
-    if len(node.inputs) == 1:
-        pads = node.attributes.get_ints("pads", None)
-        return pads is not None and not any(pads)
-    return _holds(node.inputs[1], 0)
+    lengths = pads.given_lengths(node)
+    return lengths is not None and not any(lengths)
 
 
 def _single(node: ir.Node, known: Known) -> bool:
     """Whether a pooling has kernel and strides 1 and no padding."""
     kernel = node.attributes.get_ints("kernel_shape", (0,))
-    strides, pads = node.attributes.get_ints("strides", (1,)), node.attributes.get_ints("pads", (0,))
+    strides, edges = node.attributes.get_ints("strides", (1,)), node.attributes.get_ints("pads", (0,))
     explicit = node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
-    return {*kernel, *strides} == {1} and not any(pads) and explicit
+    return {*kernel, *strides} == {1} and not any(edges) and explicit
 
 
 def _of_relu(node: ir.Node, known: Known) -> bool:

@@ -18,6 +18,7 @@ from ...transforms.int8.plan import Impl, Unit
 from ...transforms.int8.reasons import ALREADY, NONE, Reason
 from ...transforms.int8.recurrent import ACTIVATIONS
 from ...transforms.int8.units import activations
+from ...transforms.patterns import pads
 from ...transforms.patterns.conv_transposes import has_whole_strides
 from ...transforms.patterns.elementwise import CHANNELWISE, Place, channels_of
 from ...transforms.patterns.resizes import IMAGE, find_resizing
@@ -458,11 +459,9 @@ def _moved_obstacle(node: ir.Node, row: Op, facts: Facts) -> Reason:
     """Return why the output of an operator of kind ``same`` has other values than its first input."""
     if not only_moves(node):
         return row.why or why.SEVERAL_OUTPUTS
-    if node.op_type != "Pad" or node.attributes.get_string("mode", "constant") != "constant":
+    if node.op_type != "Pad" or not pads.fills(node):
         return NONE
-    filling = node.inputs[2] if len(node.inputs) > 2 else None
-    tensor = constant(filling)
-    value = 0.0 if filling is None else None if tensor is None else float(tensor.numpy().reshape(-1)[0])
+    value = pads.value(node)
     if facts.opset < 13 or value is None:
         return why.PAD_FORM
     return NONE if value == 0.0 else why.PAD_VALUE

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import MS, discard, graph_of, remove, remove_if_unread, replace_node
+from ..patterns import pads
 from .gru_form import to_scan
 from .ops import FUNCTION, OPS
 from .plan import Plan, Unit
@@ -260,10 +261,9 @@ def lay_bare(node: ir.Node) -> None:
     dq = _dequantizer(node.inputs[0])
     node.replace_input_with(0, x)
     if node.op_type == "Pad":
-        filled = node.attributes.get_string("mode", "constant") == "constant"  # other modes do not read the value
-        node.resize_inputs(max(len(node.inputs), 3))
-        value = node.inputs[2]
-        node.replace_input_with(2, zero if filled else None)
+        node.resize_inputs(max(len(node.inputs), pads.VALUE + 1))
+        value = node.inputs[pads.VALUE]
+        node.replace_input_with(pads.VALUE, zero if pads.fills(node) else None)
         discard(value)
     for output in node.outputs:
         for use in list(output.uses()):

@@ -12,6 +12,7 @@ from ..graph import (
     add_initializer,
     constant,
     discard,
+    graph_of,
     names,
     remove_if_unread,
     replace_node,
@@ -19,6 +20,7 @@ from ..graph import (
     unused_name,
 )
 from ..inference import inferred
+from ..patterns import pads
 from .forms import integer_source
 from .ops import OPS, RELUS
 from .plan import Impl, Plan
@@ -193,8 +195,8 @@ def pad_every_axis(model: ir.Model) -> int:
     axes as pads of all axes: the session fails when it runs.
     Left alone: computed pads or axes; an unknown rank.
     """
-    pads = [node for graph in model.graphs() for node in graph if node.op_type == "Pad" and not node.domain]
-    selective = [node for node in pads if len(node.inputs) > 3 and node.inputs[3] is not None]
+    every = (node for graph in model.graphs() for node in graph if node.op_type == "Pad" and not node.domain)
+    selective = [node for node in every if pads.selects_axes(node)]
     values = inferred(model, bodies=True) if selective else {}
     taken = names(model) if selective else set()
     return sum(_pad_every_axis(node, values, taken) for node in selective)
@@ -202,16 +204,14 @@ def pad_every_axis(model: ir.Model) -> int:
 
 def _pad_every_axis(node: ir.Node, values: Mapping[str, ir.Value], taken: set[str]) -> int:
     """Give one Pad pads for all axes; `values` has the rank of its input. Return 1 when the node changed, else 0."""
-    x, old, _, axes_input = node.inputs
-    pads, axes, graph = constant(old), constant(axes_input), node.graph
+    x, old, _, axes = node.inputs
     known = values.get(str(x.name)) if x is not None else None
-    if old is None or pads is None or axes is None or known is None or known.shape is None:
+    lengths = pads.lengths(node, len(known.shape)) if known is not None and known.shape is not None else None
+    if old is None or lengths is None:
         return 0
-    assert isinstance(graph, ir.Graph)  # a node that is rewritten is in a graph
-    every = np.zeros((2, len(known.shape)), np.int64)
-    every[:, axes.numpy().astype(np.int64)] = pads.numpy().reshape(2, -1)
     name = unused_name(taken, f"{old.name}/every_axis")
-    node.replace_input_with(1, add_initializer(graph, name, every.reshape(-1)))
-    node.resize_inputs(3)
-    discard(old, axes_input)
+    every = np.concatenate(lengths, dtype=np.int64)
+    node.replace_input_with(pads.LENGTHS, add_initializer(graph_of(node), name, every))
+    node.resize_inputs(pads.AXES)
+    discard(old, axes)
     return 1
