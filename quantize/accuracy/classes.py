@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...calibration.samples import Sample
+from .transcripts import text_losses
 
 Array = npt.NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -28,8 +29,6 @@ UNLIKE = -2
 HUGE = 1e300
 SEQUENCE = 3
 """The rank of scores (N, T, C) of a sequence; more axes are a map."""
-BLANK = 1 / 3
-"""The share of steps that the blank of CTC fills, at least."""
 UNIT = 1e-3
 """Rows whose length differs from 1 by at most this are normalised: directions, not scores."""
 FEWEST = 16
@@ -198,7 +197,7 @@ class Tally:
         predictions: The number of predictions.
         equal: The number of equal predictions.
         lost: The sum of the losses: p(class of the float model) - p(class of the INT8 model).
-        whole: The losses of whole items, as `_whole_losses` has them.
+        whole: The losses of whole items: of texts (`text_losses`), else of all predictions (`_whole_losses`).
         sure: The sum of p(class of the float model).
         classes: The number of classes.
         maps: Whether an item has a map of predictions, as in segmentation.
@@ -234,14 +233,13 @@ class Tally:
             scores = np.stack([reference[head] for head in heads], axis=1)
         expected = classes_of(scores)
         actual = _in_heads(expected, candidate, heads)
-        top, losses = _losses(scores, expected, actual)
+        rows = _probabilities(scores)
+        top, losses = _losses(rows, expected, actual)
         self.predictions += expected.size
         self.equal += int((expected == actual).sum())
         self.lost += float(losses.sum())
-        same = (
-            _same_transcripts(expected, actual, scores.shape[-1]) if len(heads) == 1 else np.zeros(len(expected), bool)
-        )
-        self.whole += _whole_losses(losses, same, _items(sample))
+        texts = text_losses(rows, expected, actual, sample) if len(heads) == 1 else None
+        self.whole += _whole_losses(losses, _items(sample)) if texts is None else texts
         self.sure += top
         low, high = self.span
         self.span = float(scores.min(initial=low)), float(scores.max(initial=high))
@@ -280,64 +278,40 @@ def _in_heads(expected: Array, outputs: Outputs, heads: Sequence[str]) -> Array:
     return np.stack(list(found), axis=1)
 
 
-def _whole_losses(losses: Array, same: Array, items: int) -> list[float]:
-    """Return the loss of each item with all its predictions: a text is right if each character is.
+def _whole_losses(losses: Array, items: int) -> list[float]:
+    """Return the loss of each item with all its predictions: for losses l, ``1 - prod(1 - l)``.
 
     Args:
         losses: The losses of the predictions, item by item.
-        same: Whether an item has the same transcript in both models, (items,); such an item loses nothing.
         items: The number of items; if it does not divide the number of predictions, all are one item.
-
-    Returns:
-        For an item with losses l: ``1 - prod(1 - l)``.
     """
     rows = losses.reshape(items if losses.size % items == 0 else 1, -1)
-    found = 1.0 - np.prod(1.0 - rows, axis=1)
-    return [float(loss) for loss in (np.where(same, 0.0, found) if len(found) == len(same) else found)]
+    return [float(loss) for loss in 1.0 - np.prod(1.0 - rows, axis=1)]
 
 
-def _same_transcripts(expected: Array, actual: Array, classes: int) -> Array:
-    """Return whether two sequences of classes (N, T) are one transcript, (N,); all False if they are no transcripts.
-
-    They are transcripts, as CTC writes them, if the blank fills more than `BLANK` of all steps. Repeated classes count
-    once, so that a character may begin a step earlier.
-    """
-    blank = blank_of(expected, classes)
-    if expected.ndim != SEQUENCE - 1 or (expected == blank).mean() <= BLANK:
-        return np.zeros(len(expected), bool)
-    texts = (collapsed(each, blank) for each in (expected, actual))
-    return np.array([np.array_equal(one, two) for one, two in zip(*texts, strict=True)])
+def _probabilities(scores: Array) -> Array:
+    """Return scores as probabilities, float64 in their shape. Scores that are no probabilities are logits."""
+    rows = np.clip(scores.astype(np.float64), -HUGE, HUGE)  # infinities have no difference
+    if not are_probabilities(scores.reshape(-1, scores.shape[-1])):
+        with np.errstate(invalid="ignore"):
+            rows = np.exp(rows - rows.max(axis=-1, keepdims=True))
+            rows /= rows.sum(axis=-1, keepdims=True)
+    return rows
 
 
-def blank_of(best: Array, classes: int) -> int:
-    """Return the blank of CTC: class 0; or the last class, if it is the best class of more steps."""
-    last = classes - 1
-    return last if (best == last).sum() > (best == 0).sum() else 0
-
-
-def collapsed(best: Array, blank: int) -> list[Array]:
-    """Return the best classes of steps (N, T) without repeats and blanks, one array for each item.
-
-    Best path decoding of Graves, Fernandez, Gomez and Schmidhuber, "Connectionist temporal classification", ICML 2006,
-    section 3.2.
-    """
-    fresh = np.diff(best, axis=1, prepend=UNLIKE - 1) != 0
-    return [row[new & (row != blank)].astype(np.int64) for row, new in zip(best, fresh, strict=True)]
-
-
-def _losses(scores: Array, expected: Array, actual: Array) -> tuple[float, Array]:
+def _losses(rows: Array, expected: Array, actual: Array) -> tuple[float, Array]:
     """Return the sum of p(expected class), and p(expected class) - p(actual class) for each prediction.
 
-    Scores that are no probabilities are logits. A prediction without a class in the other model loses all of p.
+    A prediction without a class in the other model loses all of p.
+
+    Args:
+        rows: The probabilities of the float model, in the shape of its scores.
+        expected: The predictions of the float model.
+        actual: The predictions of the INT8 model.
     """
-    flat, first, other = scores.reshape(-1, scores.shape[-1]), expected.reshape(-1), actual.reshape(-1)
-    rows = np.clip(flat.astype(np.float64), -HUGE, HUGE)  # infinities have no difference
-    if not are_probabilities(flat):
-        with np.errstate(invalid="ignore"):
-            rows = np.exp(rows - rows.max(axis=1, keepdims=True))
-            rows /= rows.sum(axis=1, keepdims=True)
+    flat, first, other = rows.reshape(-1, rows.shape[-1]), expected.reshape(-1), actual.reshape(-1)
     valid = first != NO_CLASS
-    index = np.arange(len(rows))
-    top = np.where(valid, rows[index, np.maximum(first, 0)], 0.0)
-    kept = np.where(other >= 0, rows[index, np.maximum(other, 0)], 0.0)
+    index = np.arange(len(flat))
+    top = np.where(valid, flat[index, np.maximum(first, 0)], 0.0)
+    kept = np.where(other >= 0, flat[index, np.maximum(other, 0)], 0.0)
     return float(top.sum()), np.where(valid & (first != other), top - kept, 0.0)

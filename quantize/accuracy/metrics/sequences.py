@@ -8,8 +8,9 @@ import numpy as np
 
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
-from ..classes import Array, Outputs, blank_of, collapsed, is_float
+from ..classes import Array, Outputs, is_float
 from ..labels import whole
+from ..transcripts import blank_of, collapsed
 from .items import Items, spread
 
 
