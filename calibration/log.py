@@ -24,6 +24,8 @@ KINDS = {"__requant_min_max:": 2, "__min:": 1, "__max:": 1}
 """The kinds of records, with the number of values of each."""
 # Two threads can write on one line: a record starts at each ``;<name>__print__;``.
 RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
+TORN = re.compile(r"[^\n]*__(?:print__|requant_min_max|min:|max:)[^\n]*|;[^;\n]+\Z")
+"""What is left of a record between others: a line with a part of its marks, or the beginning of one at the end."""
 MOST = 2**30
 """The most bytes of a log that are read: ten million records."""
 UNFIT = re.compile(r"[;\n\r]|__print__")
@@ -37,7 +39,8 @@ class Log:
     Attributes:
         source: The file.
         ranges: The range of each tensor.
-        rejected: The number of unreadable records: truncated, not finite in float32, or with minimum above maximum.
+        rejected: The number of unreadable records: truncated, garbled, not finite in float32, or with minimum above
+            maximum.
     """
 
     source: str
@@ -63,7 +66,7 @@ def load_log(path: str | os.PathLike[str]) -> Log:
     text = read_file(path, most=MOST).decode(errors="replace")
     lows: dict[str, float] = {}
     highs: dict[str, float] = {}
-    rejected = 0
+    rejected = len(TORN.findall(RECORD.sub("\n", text)))
     for match in RECORD.finditer(text):
         name, kind = match["name"], match["kind"]
         if kind not in KINDS:

@@ -20,6 +20,8 @@ MOST = 2**30
 """The most bytes of a log that are read: ten million records."""
 # A record starts at ``;<name>__print__;``, also inside a line: two threads may write on one line.
 RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
+TORN = re.compile(r"[^\n]*__(?:print__|requant_min_max|min:|max:)[^\n]*|;[^;\n]+\Z")
+"""What is left of a record between others: a line with a part of its marks, or the beginning of one at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class Log:
 
     Attributes:
         values: The records of each node, by node name, in the order of the log. A record is one or two floats.
-        rejected: The number of invalid records of this kind: incomplete, not finite in float32, or with a minimum
-            above the maximum.
+        rejected: The number of invalid records: of this kind with too few values, with one that is not finite in
+            float32, or with a minimum above the maximum; and of any kind where marks are missing.
     """
 
     values: Mapping[str, tuple[tuple[float, ...], ...]]
@@ -50,7 +52,7 @@ def read_log(path: str | Path, kind: str) -> Log:
     """
     text = read_file(os.path.expanduser(path), most=MOST).decode(errors="replace")
     records: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-    rejected = 0
+    rejected = len(TORN.findall(RECORD.sub("\n", text)))
     for match in RECORD.finditer(text):
         if match["kind"] != kind:
             continue

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from requant import RequantError
 from requant.calibration import MinMax
-from requant.calibration.log import KINDS, RECORD, Log, check_names, is_log, load_log, log_text
+from requant.calibration.log import KINDS, RECORD, TORN, Log, check_names, is_log, load_log, log_text
 from requant.transforms import min_max_log
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -51,6 +51,7 @@ def test_the_order_of_the_statistics_does_not_change_the_log() -> None:
 def test_a_log_reads_in_the_same_way_as_by_the_transforms(tmp_path: Path) -> None:
     """Calibration and transforms do not import each other, so the grammar stands in both."""
     assert RECORD.pattern == min_max_log.RECORD.pattern
+    assert TORN.pattern == min_max_log.TORN.pattern
     assert KINDS == min_max_log.VALUES
     path = written(tmp_path, log_text({"a": MinMax(-1.0, 2.0, 1)}))
     assert min_max_log.read_log(path, min_max_log.REQUANT_MIN_MAX).values == {"a": ((-1.0, 2.0),)}
@@ -99,6 +100,24 @@ BAD = {
 def test_records_that_cannot_be_read_are_counted(tmp_path: Path, values: str) -> None:
     found = load_log(written(tmp_path, f";b__print__;__requant_min_max:{values}\n{ONE}\n"))
     assert (found.ranges, found.rejected) == ({"a": (-1.5, 2.0)}, 1)
+
+
+TORN_RECORDS = {
+    "cut in the kind": f"{ONE}\n;b__print__;__requant_mi",
+    "cut behind the name": f"{ONE}\n;b__print__\n",
+    "cut in the name": f"{ONE}\n;conv2/b",
+    "without a name": f"__print__;__requant_min_max:[1][2]\n{ONE}\n",
+    "its beginning is lost": f"int__;__requant_min_max:[1][2]\n{ONE}\n",
+    "another begins in it": f"{ONE};b__print__;__m{ONE}\n",
+}
+
+
+@pytest.mark.parametrize("text", TORN_RECORDS.values(), ids=TORN_RECORDS)
+def test_parts_of_records_are_counted(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, text)
+    found = load_log(path)
+    assert (found.ranges, found.rejected) == ({"a": (-1.5, 2.0)}, 1)
+    assert min_max_log.read_log(path, min_max_log.REQUANT_MIN_MAX).rejected == 1
 
 
 REFUSED = {
