@@ -22,6 +22,8 @@ from .sqnr import finite
 
 FEWEST = 5  # entries that a bootstrap needs
 HASHED = 10_000
+MOST_DB = 200
+"""The greatest drop in decibels: the noise of float32 is 150 dB below the signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,18 @@ class Allowance:
             f"{metric.name} of the float model is infinite: a drop of {self.amount:g} is undefined"
             + ("; give the noise as a share of the signal: 1% is 40 dB" if metric.unit == "dB" else "")
         )
+
+    def check_range(self, metric: Metric) -> None:
+        """Check that a score in a metric can drop so far.
+
+        Raises:
+            RequantError: It cannot.
+        """
+        is_share = self.relative or metric.unit == "share"
+        most = 1.0 if is_share else MOST_DB if metric.unit == "dB" else math.inf
+        if self.amount > most:
+            greatest = "100%" if is_share else f"{MOST_DB} dB"
+            raise RequantError(f"{self} is out of range; the greatest drop is {greatest}")
 
     def check(self, metric: Metric) -> None:
         """Check that the drop is no share of 0, the float model's own error against itself.

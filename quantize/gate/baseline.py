@@ -66,24 +66,20 @@ def tolerances(given: Mapping[str, object], metrics: Iterable[Metric]) -> Tolera
     for name in given:
         if name not in known and name not in LIMITS:
             raise UnknownNameError("tolerance", name, (*known, *LIMITS))
-    drops = {
-        name: _drop(name, given.get(name, DEFAULTS[metric.unit]), metric.unit == "share")
-        for name, metric in known.items()
-    }
+    drops = {name: _drop(metric, given.get(name, DEFAULTS[metric.unit])) for name, metric in known.items()}
     plain = {name: _limit(name, given[name], most) for name, most in LIMITS.items() if name in given}
     return Tolerances(drops, **plain)
 
 
-def _drop(name: str, value: object, is_share: bool) -> Allowance:
+def _drop(metric: Metric, value: object) -> Allowance:
     """Return the tolerance of a metric."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise RequantError(f'tolerance {name!r}: {brief(value)} is not a drop; write 0.005 or "0.5%"')
+        raise RequantError(f'tolerance {metric.name!r}: {brief(value)} is not a drop; write 0.005 or "0.5%"')
     try:
         drop = parse_drop(value if isinstance(value, str) else repr(value))
+        drop.check_range(metric)
     except RequantError as error:
-        raise RequantError(f"tolerance {name!r}: {error}") from error
-    if (drop.relative or is_share) and drop.amount > 1:
-        raise RequantError(f"tolerance {name!r}: {drop} is out of range; the greatest drop is 100%")
+        raise RequantError(f"tolerance {metric.name!r}: {error}") from error
     return drop
 
 

@@ -258,7 +258,7 @@ INT8 = (
 SEARCH = (
     Option(
         "max_drop",
-        Kind.TEXT,
+        Kind.AMOUNT,
         group="accuracy",
         metavar="D",
         sample="0.5%",

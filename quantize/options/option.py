@@ -30,6 +30,8 @@ class Kind(Enum):
     INTS = ("a whole number or a list of whole numbers", int, list)
     """Whole numbers, separated by commas on the command line."""
     NUMBER = ("a number", int, float)
+    AMOUNT = ("a number or a text", int, float, str)
+    """A number, or the text of one with a unit; used as a text."""
     TEXT = ("a text", str)
     NAMES = ("a text or a list of names", str, list)
     """Names, separated by commas on the command line."""
@@ -121,6 +123,8 @@ class Option:
             return tuple(part.strip() for part in value.split(",") if part.strip())
         if self.kind is Kind.EACH:
             return (value,)
+        if self.kind is Kind.AMOUNT:
+            return str(value)
         return value if self.parse is None or not isinstance(value, str) else self.parse(value)
 
 

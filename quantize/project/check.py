@@ -57,9 +57,10 @@ def check_project(
     if not isinstance(project, Project):
         project = requested_project(project, overrides or {})
     with nullcontext() if project.path is None else chdir(project.folder):
-        options, data = check_options(project.check), _data(project)
         _check_outputs(project)
-        prepared = ready(project.model, data, project.baseline, update=update, options=options)
+        with project.naming("check"):
+            options, data = check_options(project.check), _data(project)
+            prepared = ready(project.model, data, project.baseline, update=update, options=options)
         result = None
         if project.quantize is not None:
             result = _quantized(project, progress)
@@ -130,13 +131,15 @@ def _quantized(project: Project, progress: Progress) -> Result:
 
     project, beside = _by_plan_beside(project)
     given = {**DEFAULTS, **(project.quantize or {})}
-    try:
-        values = {row.name: row.read(given[row.name]) for row in QUANTIZE if row.name in given}
-        command = shlex.join(["requant", *quantize_arguments(project)])
-        return Request(model=project.model, output=project.output, values=values, command=command).run(progress)
-    except RequantError as error:
-        hint = f"; without {beside} the model is placed anew" if beside and beside in str(error) else ""
-        raise RequantError(f"{project.path or 'requant quantize'}: [quantize]: {error}{hint}") from error
+    with project.naming("quantize"):
+        try:
+            values = {row.name: row.read(given[row.name]) for row in QUANTIZE if row.name in given}
+            command = shlex.join(["requant", *quantize_arguments(project)])
+            return Request(model=project.model, output=project.output, values=values, command=command).run(progress)
+        except RequantError as error:
+            if beside and beside in str(error):
+                raise RequantError(f"{error}; without {beside} the model is placed anew") from error
+            raise
 
 
 def _by_plan_beside(project: Project) -> tuple[Project, str]:

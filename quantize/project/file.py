@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Project:
         output: Path of the INT8 model.
         quantize: The table ``[quantize]``; None if the INT8 model exists already.
         check: The table ``[check]``.
+        beside: The keys of ``[check]`` whose values are not from the file, but from the command line.
     """
 
     path: Path | None
@@ -47,6 +49,7 @@ class Project:
     output: str
     quantize: Mapping[str, Any] | None = None
     check: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -74,7 +77,19 @@ class Project:
         if "tolerance" in values:
             check["tolerance"] = {**self.check.get("tolerance", {}), **values["tolerance"]}
         check_values("check", check, CHECK)
-        return replace(self, model=own.get("float", self.model), output=own.get("model", self.output), check=check)
+        paths = {"model": own.get("float", self.model), "output": own.get("model", self.output)}
+        return replace(self, **paths, check=check, beside=tuple(sorted(values.keys() & check.keys())))
+
+    @contextmanager
+    def naming(self, table: str) -> Iterator[None]:
+        """Name the file and a table of it in an error of the block; nothing, if there is no file."""
+        try:
+            yield
+        except RequantError as error:
+            if self.path is None:
+                raise
+            beside = f" (given beside it: {', '.join(self.beside)})" if self.beside and table == "check" else ""
+            raise RequantError(f"{self.path}: [{table}]{beside}: {error}") from error
 
     def _from_here(self, name: str, value: Any) -> Any:
         """Return a value with its path changed from the current folder to the folder of the project."""

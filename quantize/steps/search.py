@@ -62,14 +62,18 @@ class Goal:
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        """Check the types and the time budget.
+        """Check the types, the drop and the time budget.
 
         Raises:
-            RequantError: An attribute is of another type, or the budget is not positive.
+            RequantError: An attribute is of another type, the drop is out of range, or the budget is not positive.
         """
         check_kind(self.metric, Metric, "the metric must be a Metric, such as metric_named('top1')")
         check_kind(self.allowance, Allowance, "the allowance must be an Allowance, such as parse_drop('0.5%')")
         check_kind(self.seconds, (int, float), "seconds must be a number")
+        try:
+            self.allowance.check_range(self.metric)
+        except RequantError as error:
+            raise RequantError(f"the allowed drop of {self.metric.name}: {error}") from error
         if not self.seconds > 0:
             raise RequantError(f"the time budget must be more than 0 seconds, not {self.seconds:g}")
 

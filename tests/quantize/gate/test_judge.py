@@ -322,6 +322,9 @@ def test_inputs_that_differ_in_their_bits_alone_pass() -> None:
         ("top1", "much"),
         ("top1", True),
         ("top1", math.nan),
+        ("sqnr", 1e300),
+        ("sqnr", "201"),
+        ("sqnr", "101%"),
         ("latency", -0.1),
         ("latency", 1.5),
         ("latency", "x"),
@@ -332,7 +335,7 @@ def test_inputs_that_differ_in_their_bits_alone_pass() -> None:
 )
 def test_tolerances_out_of_range_are_refused(name: str, value: object) -> None:
     with pytest.raises(RequantError, match=f"tolerance '{name}'"):
-        tolerances({name: value}, [METRICS["top1"]])
+        tolerances({name: value}, [METRICS["top1"], METRICS["sqnr"]])
 
 
 def test_an_unknown_tolerance_lists_near_names() -> None:

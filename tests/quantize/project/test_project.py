@@ -27,6 +27,7 @@ from requant.quantize.options.option import Kind
 from requant.quantize.options.options import Options
 from requant.quantize.project.check import quantize_arguments
 from requant.quantize.project.file import Project, load_project, parse_project, requested_project
+from requant.quantize.project.request import build_goal
 from requant.quantize.project.template import template
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
@@ -140,7 +141,11 @@ def within(name: str, value: object) -> bool:
 def test_a_table_is_refused_or_taken_whole(values: dict[str, object]) -> None:
     kinds = {key.name: key.kind for key in QUANTIZE}
     wanted = {Kind.FLAG: bool, Kind.INT: int, Kind.INTS: int, Kind.NUMBER: int, Kind.TABLE: dict}
-    fits = all(type(value) is wanted.get(kinds[name], str) and within(name, value) for name, value in values.items())
+    fits = all(
+        (type(value) is wanted.get(kinds[name], str) or (kinds[name] is Kind.AMOUNT and type(value) is int))
+        and within(name, value)
+        for name, value in values.items()
+    )
     document = {"model": "model.onnx", "output": "int8.onnx", "quantize": values}
     if fits:
         assert parse_project(Path("requant.toml"), document).quantize == values
@@ -334,8 +339,40 @@ def test_what_quantize_refuses_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "requant.lock.json").exists()
 
 
-def test_what_the_check_refuses_is_refused_before_anything_is_quantized(tmp_path: Path) -> None:
-    result = invoke("check", write_project(tmp_path, check="[check.tolerance]\nsqnrr = 1"), "--update")
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        ("max_drop = -0.5", "'-0.5' is not a drop"),
+        ("max_drop = 201", "the allowed drop of sqnr: 201 is out of range; the greatest drop is 200 dB"),
+        ('max_drop = "200%"', "the allowed drop of sqnr: 200% is out of range; the greatest drop is 100%"),
+        ("max_drop = true", "[quantize] max_drop: must be a number or a text, not True"),
+    ],
+)
+def test_a_drop_is_a_number_or_a_text(tmp_path: Path, search: str, says: str) -> None:
+    search = f'{search}\nmetric = "sqnr"\neval_data = "{SAMPLES / "digits.npz"}"'
+    result = invoke("check", write_project(tmp_path, quantize=search, place=""), "--update")
     assert result.exit_code == 2
-    assert "did you mean 'sqnr'?" in result.stderr
+    assert result.stderr.startswith(f"requant: {tmp_path / 'requant.toml'}: ")
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "int8.onnx").exists()
+
+
+def test_a_number_allows_the_same_drop_as_its_text() -> None:
+    row = next(row for row in QUANTIZE if row.name == "max_drop")
+    values = {"metric": "sqnr", "eval_data": "e.npz"}
+    assert build_goal({**values, "max_drop": row.read(0.5)}) == build_goal({**values, "max_drop": row.read("0.5")})
+
+
+def test_what_the_check_refuses_is_refused_before_anything_is_quantized(tmp_path: Path) -> None:
+    project = write_project(tmp_path, check="[check.tolerance]\nsqnrr = 1")
+    result = invoke("check", project, "--update")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"requant: {project}: [check]: no tolerance named 'sqnrr'; did you mean 'sqnr'?")
+    result = invoke("check", write_project(tmp_path), "--update", "--tolerance", "sqnr=1e300")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"requant: {project}: [check] (given beside it: tolerance): tolerance 'sqnr': 1e+300 is out of range; "
+        "the greatest drop is 200 dB\n"
+    )
     assert not (tmp_path / "int8.onnx").exists()

@@ -277,6 +277,7 @@ def test_shared_data_are_said(tmp_path: Path) -> None:
         (["--max-drop", "1%"], "give --metric M"),
         (["--max-drop", "1%", "--metric", "top1"], "give --eval-data SRC"),
         (["--max-drop", "x", "--metric", "top1", "--eval-data", "a.npz"], "'x' is not a drop"),
+        (["--max-drop", "200%", "--metric", "top1", "--eval-data", "a.npz"], "200% is out of range; the greatest drop"),
         (["--max-drop", "1%", "--metric", "top2", "--eval-data", "a.npz"], "top2"),
         (["--max-drop", "1%", "--metric", "top1", "--eval-data", "a.npz", "--lambda", "3"], "no price of noise"),
     ],
