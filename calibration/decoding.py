@@ -98,7 +98,8 @@ def load_document(
     document = load_json(path, noun, most=most)
     if not isinstance(document, dict) or "schema" not in document:
         raise RequantError(f"{name}: not a {noun}: no 'schema'")
-    keys = {each.name for each in fields(kind)} - {"schema"} if is_dataclass(kind) else set()
+    names = [each.name for each in fields(kind)] if is_dataclass(kind) else getattr(kind, "__struct_fields__", ())
+    keys = {*names} - {"schema"}
     if keys and len(document) > 1 and not keys & document.keys():
         raise RequantError(f"{name}: not a {noun}: it has {', '.join(map(brief, sorted(document)[:4]))}")
     found = document["schema"]

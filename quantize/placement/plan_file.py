@@ -6,13 +6,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ... import RequantError, UnknownNameError
 from ...calibration.decoding import convert_rows, load_document
 from ...calibration.files import written_after
+from ...calibration.identity import listed
 from ...transforms.int8.plan import Choice, Impl, Plan
 from ...transforms.int8.reasons import NONE, other
 from .facts import Facts
@@ -22,16 +24,15 @@ from .rules import able
 SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decoded content of a plan file; a unit is a row, or only the name of its implementation."""
 
+    schema: int
     units: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A unit in a plan file; what else its row holds is for the reader of the file."""
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A unit in a plan file; its operator is for the reader of the file."""
 
     implementation: str
     reason: str = ""
@@ -103,6 +104,20 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
 def _bodies(wanted: str, forms: Sequence[Impl]) -> list[str]:
     """Return the forms that the body of a unit can have; ``u8->u8`` stands for a unit without a body too."""
     return [form for form in (Impl.U8, Impl.U8_GEMM) if form is Impl.U8 or (wanted == Impl.U8_NATIVE and form in forms)]
+
+
+def unnamed(path: str | os.PathLike[str], plan: Plan) -> list[str]:
+    """Return a note if a plan file does not name all units of a plan.
+
+    Raises:
+        RequantError: The file cannot be read, or is not a plan file.
+    """
+    rows = _rows(path)
+    missing = [unit.name for unit in plan.units if unit.name not in rows]
+    if not missing:
+        return []
+    named = f"{len(plan.units) - len(missing)} of {len(plan.units)}"
+    return [f"{os.fspath(path)}: names {named} units; the rules decide the others: {listed(missing)}"]
 
 
 def implementations(path: str | os.PathLike[str]) -> Mapping[str, str]:

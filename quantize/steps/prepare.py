@@ -35,7 +35,7 @@ from ..options.policy import Policy
 from ..options.selection import Selection
 from ..placement.costs import read as read_costs
 from ..placement.facts import Facts, facts_of
-from ..placement.plan_file import operators_in, read_plan
+from ..placement.plan_file import operators_in, read_plan, unnamed
 from ..placement.rules import choose, choose_by, native_plan, widest_plan
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
@@ -87,7 +87,7 @@ def prepare(
         model_qparams=given_params(plain.model),
         no_saturation=request.no_saturation,
         policy=request.policy,
-        notes=_notes(plain, types, selection, reference, weights, request),
+        notes=_notes(plain, types, selection, reference, weights, request, plan),
         supply=request.supply,
         source=reference.source,
         judged=request.judged,
@@ -275,11 +275,13 @@ def _notes(
     reference: Reference,
     weights: Weights,
     request: _Request,
+    plan: Plan,
 ) -> tuple[str, ...]:
     """Return what the user should know of the models, the data and the request before any unit becomes int8."""
     source = reference.source
     notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(source, judged=request.judged)]
     notes += [*reference.notes, *(f"state: {text}" for text in summary(source.links if source is not None else ()))]
+    notes += [] if request.policy.plan is None else unnamed(request.policy.plan, plan)
     notes += [*filter(None, [timing_note(weights)]), *request.supply.remarks(plain.model, request.options.scheme)]
     return tuple(notes)
 

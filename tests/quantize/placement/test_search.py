@@ -281,6 +281,13 @@ def invoke(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.stderr
 
 
+def notes_by(model: Path, data: Path, plan: Path) -> list[str]:
+    """Return the notes about the plan file of a run by it."""
+    options = Options(plan=plan, force=True, force_int8=True, seconds=0.01)
+    found = quantize_model(model, str(data), plan.with_name("by_plan.onnx"), options)
+    return [note for note in found.notes if "the rules decide" in note]
+
+
 def test_every_run_writes_its_plan_which_can_be_edited_and_used_again(tmp_path: Path) -> None:
     path, data = saved(tmp_path)
     output, plan = tmp_path / "o.onnx", tmp_path / "o.plan.json"
@@ -296,13 +303,15 @@ def test_every_run_writes_its_plan_which_can_be_edited_and_used_again(tmp_path: 
     units["silu"]["implementation"], units["second"]["implementation"] = "u8->u8", "float"
     edited = tmp_path / "edited.json"
     edited.write_text(json.dumps({"schema": 1, "units": units}))
+    assert notes_by(path, data, edited) == []
     assert invoke(*base, "--plan", edited, "--force")[0] == 0
     again = json.loads(plan.read_text())["units"]
     assert [again[name]["implementation"] for name in ("first", "silu", "second")] == ["u8->u8", "u8->u8", "float"]
     assert "edited.json says so" in again["second"]["reason"]
-    edited.write_text(
-        json.dumps({"schema": 1, "units": {"second": "float"}})
-    )  # what it does not name follows the rules
+    edited.write_text(json.dumps({"schema": 1, "units": {"second": "float"}}))
+    assert notes_by(path, data, edited) == [
+        f"{edited}: names 1 of 3 units; the rules decide the others: 'first', 'silu'"
+    ]
     assert invoke(*base, "--plan", edited, "--force")[0] == 0
     assert json.loads(plan.read_text())["units"]["silu"]["implementation"] == "float"
 
@@ -379,6 +388,11 @@ REFUSED = {
     "no unit of": '{"schema": 1, "units": {"secund": "float"}}',
     "cannot be 'u8->float'; it can be: float, u8->u8": '{"schema": 1, "units": {"second": "u8->float"}}',
     "plan file of schema 3; this program reads 1": '{"schema": 3, "units": {}}',
+    "unit 'second': object contains unknown field 'bdy'": json.dumps(
+        {"schema": 1, "units": {"second": {"implementation": "u8->u8", "bdy": "u8->u8 gemm"}}}
+    ),
+    "unknown field 'unit'": '{"schema": 1, "units": {}, "unit": {"second": "float"}}',
+    "not a plan file: it has 'costs'": '{"schema": 1, "costs": {}}',
     "not a plan file": "]",
     "no such file": None,
 }
