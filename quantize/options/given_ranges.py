@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ... import RequantError
 from ...calibration.files import RangeFile, load_ranges, shard_text
-from ...calibration.identity import differences
+from ...calibration.identity import differences, listed
 from ...calibration.log import Log, is_log, load_log
 from ...calibration.overrides import Overrides, load_overrides
 from ...calibration.precision import Precision
@@ -72,10 +72,16 @@ class GivenRanges:
         if isinstance(self.ranges, Log):
             self.ranges.check(known)
 
-    def remarks(self, simple: ir.Model, scheme: Scheme) -> list[str]:
-        """Return notes on ranges and overrides that have less effect than the user may expect."""
+    def remarks(self, simple: ir.Model, scheme: Scheme, tensors: Iterable[str]) -> list[str]:
+        """Return notes on ranges and overrides that have less effect than the user may expect.
+
+        Args:
+            simple: The simplified model.
+            scheme: The integer types.
+            tensors: Its tensors that may become integers.
+        """
         known = tensor_names(simple)
-        notes = self._precision_note(scheme)
+        notes = [*self._precision_note(scheme), *self._missing_note(tensors)]
         if isinstance(self.ranges, RangeFile) and self.ranges.data.shards:
             notes.append(f"{self.source}: the data of shard {', '.join(map(shard_text, self.ranges.data.shards))} only")
         notes += [
@@ -86,6 +92,17 @@ class GivenRanges:
         if isinstance(self.ranges, Log) and self.ranges.rejected:
             notes.append(f"{self.source}: {self.ranges.rejected} records cannot be read")
         return notes
+
+    def _missing_note(self, tensors: Iterable[str]) -> list[str]:
+        """Return a note if the ranges lack tensors; a tensor without values in the data is not lacking."""
+        if self.ranges is None:
+            return []
+        seen = self.ranges.digests if isinstance(self.ranges, RangeFile) else {}
+        known = {*seen, *self.ranges.ranges, *self.overrides.tensors}
+        missing = [name for name in tensors if name not in known]
+        if not missing:
+            return []
+        return [f"{self.source}: has no range of {listed(missing)}: operators that need one stay float"]
 
     def _precision_note(self, scheme: Scheme) -> list[str]:
         """Return a note if the ranges were chosen for other integer types and the rule depends on them."""

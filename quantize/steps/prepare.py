@@ -282,7 +282,8 @@ def _notes(
     notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(source, judged=request.judged)]
     notes += [*reference.notes, *(f"state: {text}" for text in summary(source.links if source is not None else ()))]
     notes += [] if request.policy.plan is None else unnamed(request.policy.plan, plan)
-    notes += [*filter(None, [timing_note(weights)]), *request.supply.remarks(plain.model, request.options.scheme)]
+    notes += filter(None, [timing_note(weights)])
+    notes += request.supply.remarks(plain.model, request.options.scheme, plan.quantized)
     return tuple(notes)
 
 

@@ -579,6 +579,23 @@ def test_tensors_that_a_log_does_not_name_stay_float(tmp_path: Path, model: Path
     assert f"has no range in {log}" in reasons(found).values()
     assert set(scales(tmp_path / "out.onnx")) <= {"x", "r"}
     assert scales(tmp_path / "out.onnx")["r"] == np.float32(3) / np.float32(255)
+    assert [note for note in found["notes"] if "has no range" in note] == [
+        f"{log}: has no range of 's', 'y': operators that need one stay float"
+    ]
+
+
+def test_tensors_that_a_range_file_lacks_are_told(tmp_path: Path, model: Path, data: Path) -> None:
+    ranges = tmp_path / "ranges.json"
+    succeed("calibrate", model, "--data", data, "-o", ranges)
+    found = quantized(model, tmp_path / "whole.onnx", "--ranges", ranges)
+    assert not [note for note in found["notes"] if "has no range" in note]
+    document = json.loads(ranges.read_text())
+    del document["tensors"]["r"]
+    ranges.write_text(json.dumps(document))
+    found = quantized(model, tmp_path / "int8.onnx", "--ranges", ranges)
+    assert [note for note in found["notes"] if "has no range" in note] == [
+        f"{ranges}: has no range of 'r': operators that need one stay float"
+    ]
 
 
 def test_logs_that_do_not_fit_are_refused(tmp_path: Path, model: Path, data: Path) -> None:
