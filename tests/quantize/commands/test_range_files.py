@@ -755,15 +755,21 @@ net (float[N,64] x) => (float[N,64] y) {
 """
 
 
-def test_a_tensor_that_is_not_finite_stays_float(tmp_path: Path) -> None:
-    proto = onnx.parser.parse_model(ROOT)
+def write_root(folder: Path, text: str) -> Any:
+    """Write the model, and data with one negative number in sample 3; return the data."""
+    proto = onnx.parser.parse_model(text)
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     for name, array in (("w", weights), ("zero", np.zeros(1, np.float32))):
         proto.graph.initializer.append(numpy_helper.from_array(array, name))
-    onnx.save(proto, tmp_path / "root.onnx")
+    onnx.save(proto, folder / "root.onnx")
     x = np.abs(np.random.default_rng(1).standard_normal((5, 64))).astype(np.float32)
     x[3, 0] = -1
-    np.savez(tmp_path / "data.npz", x=x)
+    np.savez(folder / "data.npz", x=x)
+    return x
+
+
+def test_a_tensor_that_is_not_finite_stays_float(tmp_path: Path) -> None:
+    x = write_root(tmp_path, ROOT)
     said = f"holds NaN or infinity: {tmp_path / 'data.npz'}, sample 3"
     found = quantized(tmp_path / "root.onnx", tmp_path / "direct.onnx", "--data", tmp_path / "data.npz")
     assert reasons(found)["product"] == f"{said}, made by Sqrt 'root' from finite 'x' (-1 to {x[3].max():.4g})"
@@ -774,3 +780,12 @@ def test_a_tensor_that_is_not_finite_stays_float(tmp_path: Path) -> None:
     mine = overrides(tmp_path, "[tensors.s]\nrange = [0, 3]\n")
     arguments = ["--ranges", tmp_path / "r.json", "--overrides", mine]  # nothing judges what comes of it
     assert "product" not in reasons(quantized(tmp_path / "root.onnx", tmp_path / "out.onnx", *arguments))
+
+
+def test_an_output_that_is_not_finite_has_no_range(tmp_path: Path) -> None:
+    """`requant quantize` accepts such data too."""
+    write_root(tmp_path, ROOT.replace("(float[N,64] y)", "(float[N,64] y, float[N,64] s)"))
+    done = succeed("calibrate", tmp_path / "root.onnx", "--data", tmp_path / "data.npz", "-o", tmp_path / "r.json")
+    assert f"'s' hold NaN or infinity at {tmp_path / 'data.npz'}, sample 3" in done.stderr
+    assert "s" not in load_ranges(tmp_path / "r.json").ranges
+    quantized(tmp_path / "root.onnx", tmp_path / "int8.onnx", "--ranges", tmp_path / "r.json")
