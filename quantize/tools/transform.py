@@ -9,14 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
+from ... import RequantError
+from ...calibration.session import ModelSource, open_session
 from ...system.apart import PathLike
 from ...system.given import check_kind, check_path, normalise_fields, or_default
 from ...system.printable import one_line
 from ...transforms import Pipeline, StepResult, load_plugins, parse, run
 from ..model.dumps import begin_dumps
-from ..model.files import about, check_onnx_output, load_model
+from ..model.files import about, check_onnx_output, load_model, serialize, staging
 from ..model.writing import save_model
 from ..runtime.progress import Progress, silent
+
+OF_ATTRIBUTES = ("remove_attribute", "rename_attribute")
+"""Transforms that may take what an operator needs; the checks of onnx do not know it of each operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +109,8 @@ def transform_model(
         progress: Called with a step, the number of steps before it, and the number of steps.
 
     Raises:
-        RequantError: The pipeline or the model cannot be used, a step failed, or the output cannot be written.
+        RequantError: The pipeline or the model cannot be used, a step failed, a step took an attribute that the
+            runtime needs, or the output cannot be written.
     """
     check_path(model, "a model")
     check_path(output, "an output")
@@ -125,5 +133,35 @@ def transform_model(
             progress=lambda step: progress(f"transform {source.name}: {step.name}", next(count), len(pipeline.steps)),
             keep=keep,
         )
+    names = [each.step.name for each in result.applied if each.change.applied and each.step.name in OF_ATTRIBUTES]
+    if names:
+        _check_loads(result.model, source, output, f"{source}: after {names[-1]}")
     save_model(result.model, output, external=external)
     return Transformed(os.fspath(output), pipeline, result.applied)
+
+
+def _check_loads(model: ir.Model, source: Path, output: PathLike, place: str) -> None:
+    """Refuse a result that the runtime does not load, unless it does not load the given model either.
+
+    Args:
+        model: The result.
+        source: The file of the given model.
+        output: The file to write; large weights of the trial go beside it.
+        place: What an error begins with.
+
+    Raises:
+        RequantError: It loads the given model alone.
+    """
+    with staging(output) as folder:
+        reason = _why_not(serialize(model.clone(), folder))
+    if reason and not _why_not(source):
+        raise RequantError(f"{place}: {reason.removeprefix('the model: ')}")
+
+
+def _why_not(model: ModelSource) -> str:
+    """Return why the runtime does not load a model; empty if it does."""
+    try:
+        open_session(model, lean=True)
+    except RequantError as error:
+        return str(error)
+    return ""

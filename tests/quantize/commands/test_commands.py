@@ -412,6 +412,32 @@ def test_transform_cuts_the_graph_at_named_tensors(tmp_path: Path) -> None:
     assert [value.name for value in graph.output] == ["relu2_out"]
 
 
+ATTRIBUTES = {
+    "LSTM": ("float[1,20,8] w, float[1,20,5] r", "all, y = LSTM <hidden_size = 5> (x, w, r)", "hidden_size"),
+    "Constant": ("", "c = Constant <value_float = 2.0> () y = Mul(x, c)", "value_float"),
+    "Attention": ("float[8,24] w, float[24] b", "y = com.microsoft.Attention <num_heads = 2> (x, w, b)", "num_heads"),
+}
+
+
+@pytest.mark.parametrize(("inputs", "nodes", "name"), ATTRIBUTES.values(), ids=ATTRIBUTES)
+@pytest.mark.parametrize("rename", [False, True], ids=["removed", "renamed"])
+def test_an_attribute_that_the_runtime_needs_stays(
+    tmp_path: Path, inputs: str, nodes: str, name: str, rename: bool
+) -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
+        f"g ({', '.join(filter(None, ('float[1,3,8] x', inputs)))}) => (float[A,B,C] y) {{ {nodes} }}"
+    )
+    model = tmp_path / "m.onnx"
+    onnx.save(proto, model)
+    ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    asked = f"remove_attribute(attribute_name={name})"
+    if rename:
+        asked = f"rename_attribute(old_attribute_name={name}, new_attribute_name=other)"
+    place = f"m.onnx: after {asked.partition('(')[0]}: "
+    refused(tmp_path, ["transform", model, tmp_path / "o.onnx", "--transforms", asked], place)
+
+
 def test_transforms_lists_describes_and_prints_json() -> None:
     listed = [line.split()[0] for line in succeed("transforms").stdout.splitlines()]
     assert "fold_batch_norms" in listed
