@@ -135,7 +135,8 @@ def python_object(
     if any(spec.name == SEQUENCE and spec.optional for spec in inputs):
         data = _steps_of(data)
     if not _is_iterable(data) and not callable(data):
-        raise DataError(f"{name}: {kind_of(data)} is neither an iterable of feeds nor a callable")
+        place = "" if description is None else f"{description}: "
+        raise DataError(f"{place}{kind_of(data)} is neither an iterable of feeds nor a callable")
 
     def read(picked: Picked) -> Iterator[Sample]:
         if picked is not None and not picked:

@@ -21,9 +21,11 @@ from .. import NATIVE_DOMAIN, RequantError
 from ..system.given import check_kind
 from ..system.regular import check_file
 from ..system.stderr import aside, is_moved
+from .messages import STANDARD
 from .newer import is_newer, lower_message
 
 if TYPE_CHECKING:
+    import onnx
     from onnxruntime import InferenceSession, NodeArg, SessionOptions
 
 FOLDED, FOLDED_APART = 2**27, 2**29
@@ -95,6 +97,8 @@ LOAD_HINTS: Mapping[str, str] = {
     "Fail": "the runtime cannot load the model",
 }
 """The meaning of the runtime's exception classes while a model is loaded."""
+OLDEST_OPSET = 7
+"""The oldest version of the standard operator set that the runtime supports; of older ones it has some kernels."""
 UNKNOWN = "is not a registered function/op"
 """What the runtime says of an operator that it does not know."""
 
@@ -208,6 +212,11 @@ def _open(model: ModelSource, options_for: Callable[[ModelSource], SessionOption
             built = native_library() is not None
             why = "another requant compiled it; compile it again" if built else "they are not built here"
             message = f"its native operators are unknown: {why}; see 'requant kernels'"
+        if hint == LOAD_HINTS["NotImplemented"] and (opset := _opset_of(model)) < OLDEST_OPSET:
+            hint = (
+                f"opset {opset} is older than {OLDEST_OPSET}, the oldest that the runtime supports; "
+                "'requant transform' with --transforms convert_opset writes a newer model"
+            )
         raise RequantError(f"{name}: {hint}: {message}") from error
 
 
@@ -309,19 +318,33 @@ def _lowered(model: ModelSource) -> Serialized:
     Raises:
         RequantError: It means something else there.
     """
+    proto, folder = _message_of(model)
+    lower_message(proto)
+    weights = model.weights if isinstance(model, Serialized) else {}
+    return Serialized(proto.SerializeToString(), folder, describe(model), weights)
+
+
+def _message_of(model: ModelSource) -> tuple[onnx.ModelProto, Path | None]:
+    """Return a model as a message, and the folder of its external data.
+
+    Raises:
+        RequantError: The file is no model.
+    """
     import onnx
 
     from .onnx_files import read_proto
 
     if isinstance(model, Serialized):
-        proto, folder = onnx.load_model_from_string(model.data), model.folder
-    elif isinstance(model, bytes):
-        proto, folder = onnx.load_model_from_string(model), None
-    else:
-        proto, folder = read_proto(model), Path(model).parent
-    lower_message(proto)
-    weights = model.weights if isinstance(model, Serialized) else {}
-    return Serialized(proto.SerializeToString(), folder, describe(model), weights)
+        return onnx.load_model_from_string(model.data), model.folder
+    if isinstance(model, bytes):
+        return onnx.load_model_from_string(model), None
+    return read_proto(model), Path(model).parent
+
+
+def _opset_of(model: ModelSource) -> int:
+    """Return the version of the standard operator set of a model; `OLDEST_OPSET` if it has none."""
+    versions = [each.version for each in _message_of(model)[0].opset_import if each.domain in ("", STANDARD)]
+    return min(versions, default=OLDEST_OPSET)
 
 
 def _loadable(model: ModelSource) -> str | bytes:

@@ -94,6 +94,7 @@ def external(folder: Path) -> Path:
 
 
 UNKNOWN_OP = '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[N] y) { y = Blur(x) }'
+OLD = '<ir_version: 3, opset_import: ["" : 5]> g (float[N] x) => (float[N] y) { y = Relu(x) }'
 NO_KERNEL = '<ir_version: 8, opset_import: ["" : 17]> g (bfloat16[N] x) => (bfloat16[N] y) { y = Sin(x) }'
 
 
@@ -114,8 +115,9 @@ NO_KERNEL = '<ir_version: 8, opset_import: ["" : 17]> g (bfloat16[N] x) => (bflo
             binary(NO_KERNEL),
             r"an operator has no CPU kernel: .*Sin|the runtime rejects the graph: .*bfloat16",
         ),
+        ("m.onnx", binary(OLD), "opset 5 is older than 7, .* 'requant transform' with .*convert_opset .*: .*Relu"),
     ],
-    ids=["text", "empty", "truncated", "operator", "invalid", "kernel"],
+    ids=["text", "empty", "truncated", "operator", "invalid", "kernel", "old"],
 )
 @pytest.mark.parametrize("from_file", [True, False], ids=["file", "bytes"])
 def test_models_that_cannot_be_loaded(

@@ -557,10 +557,11 @@ def test_data_sets_that_are_refused(data: Any, inputs: list[InputSpec], problem:
         ("missing", r"missing: no such file or folder; a data source is FILE.npz, .*PACKAGE.MODULE:NAME"),
         ("there.txt", r"there.txt: cannot be read as data; a data source is FILE.npz"),
         (b"x", r"bytes are no data source"),
-        (3, r"an int is neither an iterable of feeds nor a callable"),
+        (3, r"^an int is neither an iterable of feeds nor a callable"),
+        (None, r"^None is neither an iterable of feeds nor a callable"),
         ({"x": rows(1, 3)}, r"a single feed; pass \[feed\], or for arrays of many"),
     ],
-    ids=["npz", "npz-split", "py", "text", "kind", "bytes", "number", "feed"],
+    ids=["npz", "npz-split", "py", "text", "kind", "bytes", "number", "nothing", "feed"],
 )
 def test_what_is_no_source(spec: Any, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
