@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .extremes import check_array
 from .session import Array
 
 BITS = 32
@@ -41,6 +42,7 @@ class ExactSum:
         Raises:
             ValueError: A value is not finite, or N is 2**29 or more.
         """
+        check_array(values)
         if not np.isfinite(values).all():
             raise ValueError("holds NaN or infinity")
         if len(values) >= 1 << 29:

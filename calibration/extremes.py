@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from ..system.given import check_kind
 from .session import Array
 
 
@@ -49,12 +52,23 @@ class MinMax:
         return MinMax(min(self.lo, other.lo), max(self.hi, other.hi), self.count + other.count)
 
 
+def check_array(values: object) -> None:
+    """Refuse what is no array, such as a list.
+
+    Raises:
+        RequantError: It is none.
+    """
+    check_kind(values, (np.ndarray, np.generic), "values must be a NumPy array")
+
+
 def extremes_of(values: Array) -> tuple[float, float]:
     """Return the smallest and the largest value of a float array.
 
     Raises:
         ValueError: The array is empty, or a value is not finite.
+        RequantError: It is no array.
     """
+    check_array(values)
     if values.size == 0:
         raise ValueError("has no values")
     # + 0.0 turns -0.0 into 0.0: `min` returns one or the other, depending on the order of the data.

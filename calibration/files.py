@@ -128,6 +128,7 @@ class RangeFile:
         Raises:
             RequantError: The rule needs histograms, and there are only extremes.
         """
+        check_kind(rule, Rule, "the rule must be a Rule, such as parse_rule('mse')")
         if rule.needs_histogram and not self.has_histograms:
             raise RequantError(f"the rule {rule} needs histograms, and there are none; calibrate with {rule}")
         file = RangeFile.of(

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .extremes import MinMax, check_extremes, extremes_of
+from .extremes import MinMax, check_array, check_extremes, extremes_of
 from .session import Array
 
 MAX_BINS = 2048
@@ -259,6 +259,7 @@ class Counter:
         Raises:
             ValueError: The array is empty, or a value is not finite. The counter is invalid after this error.
         """
+        check_array(values)
         if values.size == 0:
             raise ValueError("has no values")
         floats = values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)

@@ -12,7 +12,7 @@ from reprlib import repr as brief
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import RequantError
-from ..system.given import check_kind, whole
+from ..system.given import check_function, check_kind, names_of, or_default, whole
 from ..system.values import decode_json
 from .checkpoint import Checkpoint
 from .decoding import convert
@@ -87,11 +87,14 @@ def observe(
         RequantError: The model cannot be loaded or run; a tensor is not float, or its name is ambiguous; a tensor in a
             body cannot be observed, or its channels are requested.
     """
-    execution = execution or Execution()
+    names = names_of(tensors, "tensors")
+    execution = or_default(execution, Execution, "execution")
+    if progress is not None:
+        check_function(progress, "progress")
     samples = length_of(source)
     few = (samples or FEW + 1) <= FEW
-    names, axes = tuple(dict.fromkeys(tensors)), axes_of(channel_axis or {})
-    targets = Targets(names, histogram, axes, few, execution.histogram_values)
+    axes = axes_of(channel_axis or {})
+    targets = Targets(tuple(dict.fromkeys(names)), histogram, axes, few, execution.histogram_values)
     first, source = _peeked(source)
     if first is None:
         Taps(Setup(model, targets))  # report errors of the model first

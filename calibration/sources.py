@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from .. import RequantError
-from ..system.given import whole
+from ..system.given import check_function, check_kind, names_of, whole
 from ..system.regular import check_regular
 from . import audio, images, text
 from .arrays import SUFFIXES, array_folder, npz_file
@@ -66,6 +67,21 @@ class DataSpec:
     labels: str | None = None
     state: tuple[str, ...] | None = None
     memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse options of another type.
+
+        Raises:
+            RequantError: There is one.
+        """
+        check_kind(self.preprocess, (str, NoneType), "preprocess must be a text")
+        check_kind(self.labels, (str, os.PathLike, NoneType), "labels must be the path of a table")
+        if not isinstance(self.tokenizer, (str, NoneType)):
+            check_function(self.tokenizer, "tokenizer")
+        if self.state is not None:
+            object.__setattr__(self, "state", names_of(self.state, "state"))
+        if self.memory_limit is not None:
+            object.__setattr__(self, "memory_limit", whole(self.memory_limit, "memory_limit", 1))
 
     @property
     def limit(self) -> int:

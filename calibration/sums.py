@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
+from ..system.given import check_kind
 from .exact import ExactSum
+from .extremes import check_array
 from .session import Array
 
 SUMMED = 1 << 14
@@ -138,6 +141,8 @@ class Channels:
         Raises:
             ValueError: The array is empty, a value is not finite, or the array has no such axis.
         """
+        check_array(values)
+        check_kind(axis, Integral, "axis must be an integer")
         if not -values.ndim <= axis < values.ndim:
             raise ValueError(f"has no axis {axis}")
         if values.size == 0:
@@ -215,6 +220,7 @@ class Moments:
         Raises:
             ValueError: The array is empty, a value is not finite, or the sum of squares overflows.
         """
+        check_array(values)
         if values.size == 0:
             raise ValueError("has no values")
         flat = values.ravel()  # always in C order, because a float sum depends on the order

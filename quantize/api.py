@@ -139,6 +139,9 @@ def search_model(
         RequantError: The request cannot be met; nothing was written.
     """
     options = or_default(options, Options)
+    check_function(progress, "progress")
+    if look is not None:
+        check_function(look, "look")
     check_files(model, data, output, options)
     if options.runtime == AUTO:
         raise RequantError(f"a search is for one runtime, not for --runtime {AUTO}")
@@ -180,6 +183,7 @@ def measure_costs(
         RequantError: The model or the data cannot be used, or there is nothing to measure.
     """
     options = replace(or_default(options, Options), place="measured", costs=None, plan=None)
+    check_function(progress, "progress")
     with staging(None) as folder:
         job = prepare(model, data, options, folder, progress)
         facts, rules, write = plan_by_rules(job, find_ranges(job), Evidence())

@@ -19,7 +19,7 @@ from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import Link
 from ...system.apart import PathLike
-from ...system.given import MOST_ITEMS, check_kind, normalise_fields, or_default, whole
+from ...system.given import MOST_ITEMS, check_function, check_kind, normalise_fields, or_default, whole
 from ...system.printable import printable
 from ...transforms.inference import outputs_of
 from ..accuracy.classes import open_rows
@@ -170,6 +170,7 @@ def check(
         RequantError: A model, the data or the baseline cannot be used, the baseline is for another float model, or a
             metric fails.
     """
+    check_function(progress, "progress")
     return judged(ready(float_model, data, baseline, update=update, options=options), int8_model, progress)
 
 

@@ -11,7 +11,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from ... import RequantError, UnknownNameError
 from ...calibration.session import Array
-from ...system.given import normalise_fields, whole
+from ...system.given import check_kind, normalise_fields, whole
 from ...system.numbers import whole_number
 from ...transforms.fold_constants import fold_constants
 from ...transforms.graph import LARGE, constant, plain_shape, quiet
@@ -50,6 +50,8 @@ class Lengths:
             RequantError: A length is no integer, or below 0.
         """
         normalise_fields(self)
+        for name, shape in self.shapes.items():
+            check_kind(shape, (tuple, list), f"the shape of input {name!r} must be a tuple")
         dims = {name: whole(length, f"the length of axis {name!r}", 0) for name, length in self.dims.items()}
         shapes = {
             name: tuple(whole(length, f"a length of input {name!r}", 0) for length in shape)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ... import RequantError
 from ...calibration import DataSpec
 from ...system.apart import check_apart
+from ...system.given import check_function
 from ...transforms.int8.plan import Impl
 from ..gate.judge import Line, Status
 from ..gate.run import Check, CheckOptions, judged, ready
@@ -54,6 +55,7 @@ def check_project(
     Raises:
         RequantError: The project, a model, the data or the baseline cannot be used, or a metric fails.
     """
+    check_function(progress, "progress")
     if not isinstance(project, Project):
         project = requested_project(project, overrides or {})
     with nullcontext() if project.path is None else chdir(project.folder):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ... import RequantError
 from ...calibration.sources import DataSource
-from ...system.given import or_default
+from ...system.given import check_function, or_default
 from ...system.scratch import exclusive
 from ..api import quantize_in
 from ..model.files import load_model, staging
@@ -70,6 +70,7 @@ def quantize_fastest(
             model is left out, with a note.
     """
     options = or_default(options, Options)
+    check_function(progress, "progress")
     check_files(model, data, output, options)
     with staging(output) as folder:
         installed = [name for name in RUNTIMES if name == ONNXRUNTIME or find_spec(name) is not None]

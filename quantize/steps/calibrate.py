@@ -17,7 +17,7 @@ from ...calibration.runner import LOG_MARK, run_logged
 from ...calibration.sources import DataSource
 from ...calibration.state import Link
 from ...system.apart import PathLike
-from ...system.given import kind_of, or_default
+from ...system.given import check_function, kind_of, or_default
 from ..model.files import load_model, staging
 from ..options.options import Options
 from ..runtime.inputs import open_data
@@ -47,6 +47,7 @@ def calibrate_model(
         RequantError: The model, the data or the options cannot be used, or no tensor could become uint8.
     """
     options = or_default(options, Options)
+    check_function(progress, "progress")
     if options.ranges is not None:
         raise RequantError(f"{model}: calibration computes ranges; give existing ranges to quantize")
     scratch = options.execution.scratch
@@ -88,6 +89,7 @@ def log_model(
     Raises:
         RequantError: The model logs nothing, or the data do not fit the model; no log is written.
     """
+    check_function(progress, "progress")
     load_model(model)  # for the error messages of a broken file
     lines = StringIO()
     written = run_logged(Path(model), open_data(model, data, samples), lines.write, progress=partial(progress, "log"))

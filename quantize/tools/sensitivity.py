@@ -23,7 +23,7 @@ from ...calibration.runner import observe
 from ...calibration.samples import Sample
 from ...calibration.session import LARGE
 from ...calibration.sources import DataSource, Source
-from ...system.given import or_default, whole
+from ...system.given import check_function, or_default, whole
 from ...transforms.graph import nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.int8.plan import Plan
@@ -88,6 +88,7 @@ def measure_sensitivity(
     """
     began = time.monotonic()
     _check_request(samples, kinds)
+    check_function(progress, "progress")
     forget_old()
     with staging(None) as folder, _resumable():
         job, source = _prepared(model, data, or_default(options, Options), folder, progress)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.session import ModelSource, open_session
 from ...system.apart import PathLike
-from ...system.given import check_kind, check_path, normalise_fields, or_default
+from ...system.given import check_function, check_kind, check_path, normalise_fields, or_default
 from ...system.printable import one_line
 from ...transforms import Pipeline, StepResult, load_plugins, parse, run
 from ..model.dumps import begin_dumps
@@ -115,6 +115,7 @@ def transform_model(
     check_path(model, "a model")
     check_path(output, "an output")
     options, source = or_default(options, TransformOptions), Path(model)
+    check_function(progress, "progress")
     load_plugins()
     pipeline = parse(transforms) if isinstance(transforms, str) else transforms
     check_kind(pipeline, Pipeline, "transforms must be a text or a Pipeline")

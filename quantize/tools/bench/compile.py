@@ -20,7 +20,7 @@ from ....calibration.newer import lower
 from ....calibration.samples import Sample
 from ....calibration.session import Array, open_session
 from ....calibration.sources import DataSource, Source
-from ....system.given import check_path, whole
+from ....system.given import check_function, check_path, whole
 from ....system.notes import note_written
 from ....system.regular import check_replaceable
 from ...accuracy.classes import Outputs
@@ -187,6 +187,7 @@ def compile_model(
     check_path(path, "a model")
     check_path(output, "an output")
     threads = whole(threads, "threads", 0)
+    check_function(progress, "progress")
     library = native_library(kernels, output)
     check_output(output, path, force=force)
     original, weights = _original(path, output)
