@@ -215,7 +215,7 @@ def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> N
     side = side_file(target)
     if not target.exists() and not side.exists():
         return
-    inputs = _data_files(source)
+    inputs = data_files(source)
     for file in (target, side):
         if any(file.exists() and file.samefile(data) for data in inputs):
             raise RequantError(f"{file}: holds the weights of the input {str(source)!r}; choose another output")
@@ -229,7 +229,7 @@ def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> N
         raise RequantError(f"{side}: exists already; --force overwrites it (in Python: force=True)")
 
 
-def _data_files(path: Path) -> list[Path]:
+def data_files(path: Path) -> list[Path]:
     """Return the external data files of a model; none if the file is not a model."""
     try:
         proto = read_message(path)
@@ -249,7 +249,7 @@ def _is_file(path: Path) -> bool:
 
 def size_on_disk(path: PathLike) -> int:
     """Return the bytes of a model, including its external data files."""
-    return sum(file.stat().st_size for file in (Path(path), *_data_files(Path(path))))
+    return sum(file.stat().st_size for file in (Path(path), *data_files(Path(path))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import onnx_ir as ir
@@ -17,7 +18,7 @@ from ...system.scratch import OLD, exclusive, scratch_folder
 from ...transforms.externalize_weights import EXTERNAL, external_threshold
 from ...transforms.tensors import external_tensors, load_tensors, tensors
 from . import files
-from .files import side_file
+from .files import data_files, side_file
 from .raw_weights import with_weights
 from .side_files import SMALL, refer, tensor_of, weights_of, write_side, write_tensor
 
@@ -32,7 +33,7 @@ def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> in
         path: The file to write.
         external: Whether weights go to `side_file`. Weights that exceed one ONNX message, and weights that
             `externalize_weights` has marked, always go there. An old model and its side file are moved away before the
-            new files take their names.
+            new files take their names. Without `external`, a side file of the old model is removed.
 
     Raises:
         RequantError: The model cannot be written; existing files are unchanged.
@@ -51,10 +52,27 @@ def save_model(model: ir.Model, path: PathLike, *, external: bool = False) -> in
             size = _save_pair(copy, weights, target)
             note_written(Path(path).with_name(side_file(path).name))
         else:
-            size = _save_whole(copy, target)
+            size = _save_alone(copy, target)
     except OSError as error:
         raise RequantError(f"{path}: cannot be written: {reason_of(error)}") from error
     note_written(path)
+    return size
+
+
+def _save_alone(copy: ir.Model, target: Path) -> int:
+    """Write a model with its weights inside, remove the side file of the model that it replaces, and return its size.
+
+    A side file that the replaced model does not use is not ours, and stays.
+    """
+    side = side_file(target)
+    if not side.is_file():
+        return _save_whole(copy, target)
+    with exclusive(target.parent):
+        stale = target.is_file() and side in data_files(target)
+        size = _save_whole(copy, target)
+        if stale:
+            with suppress(OSError):  # the model is written, and does not need that the file is gone
+                side.unlink()
     return size
 
 

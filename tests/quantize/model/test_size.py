@@ -227,6 +227,20 @@ def test_a_written_model_is_the_model(tmp_path: Path, expected: list[Any], sourc
     assert output.stat().st_mode == (tmp_path / "in" / "weights.bin").stat().st_mode
 
 
+@pytest.mark.parametrize("used", [True, False], ids=["its own", "of another"])
+def test_the_side_file_of_a_replaced_model_goes_with_it(tmp_path: Path, used: bool) -> None:
+    model, path, side = load_model(external_model(tmp_path)), tmp_path / "out.onnx", tmp_path / "out.onnx.data"
+    if used:
+        save_model(model, path, external=True)
+    else:
+        save_model(model, path)
+        side.write_bytes(b"mine")
+    assert side.is_file()
+    save_model(model, path)
+    assert side.exists() is not used
+    assert fingerprint(load_model(path)) == fingerprint(model)
+
+
 def test_a_whole_model_is_the_message_that_protobuf_writes(tmp_path: Path) -> None:
     proto = whole()
     for index, size in enumerate((127, 128, 16383, 16384, 2**21)):  # where lengths take another byte
@@ -311,7 +325,11 @@ def test_what_cannot_be_written_changes_nothing(
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     else:
         save_model(other, output, external=external)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.onnx", "out.onnx", "out.onnx.data"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "in.onnx",
+            "out.onnx",
+            *["out.onnx.data"] * external,
+        ]
         assert not same(answers(output), answers(tmp_path / "in.onnx"))
 
 
