@@ -144,7 +144,7 @@ def search_model(
         check_function(look, "look")
     check_files(model, data, output, options)
     if options.runtime == AUTO:
-        raise RequantError(f"a search is for one runtime, not for --runtime {AUTO}")
+        raise RequantError(f"a search is for one runtime, not for the runtime {AUTO}")
     if options.plan is not None or options.noise_weight:
         raise RequantError("a search decides what becomes int8: it takes no plan and no price of noise")
     state, watch = Path(f"{os.fspath(output)}.search.json"), Stopwatch(progress)

@@ -113,7 +113,7 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
     check_path(path, "a baseline")
     name = os.fspath(path)
     if not os.path.lexists(path):
-        raise RequantError(f"{name}: no such baseline; --update measures and writes it")
+        raise RequantError(f"{name}: no such baseline; --update (in Python: update=True) measures and writes it")
     document = load_json(path, "baseline", most=LARGE_FILE)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RequantError(f'{name}: not a baseline: an object with "format": "{FORMAT}" is expected')

@@ -50,7 +50,10 @@ def begin_dumps(
         check_output(path, source, force=True)
     old = [path for path in sorted(place.iterdir()) if _is_dump(path)]
     if old and not force:
-        raise RequantError(f"{folder}: holds {len(old)} dumps already, such as {old[0].name!r}; --force removes them")
+        raise RequantError(
+            f"{folder}: holds {len(old)} dumps already, such as {old[0].name!r}; --force removes them (in Python: "
+            "force=True)"
+        )
     if any(path.exists() and path.samefile(source) for path in old if Path(source).exists()):
         raise RequantError(f"{folder}: holds the input {os.fspath(source)!r} among its dumps; choose another folder")
     for path in old:

@@ -111,7 +111,7 @@ class GivenRanges:
         if self.ranges.precision == precision_of(scheme):
             return []
         rule = self.ranges.rule
-        return [f"{self.source}: the ranges were chosen for other zero points; --calibration '{rule}' chooses new ones"]
+        return [f"{self.source}: the ranges were chosen for other zero points; calibration '{rule}' chooses new ones"]
 
 
 def load_given_ranges(options: Options) -> GivenRanges:
@@ -135,7 +135,7 @@ def load_given_ranges(options: Options) -> GivenRanges:
             f"{overrides.source}: tensor {ruled!r}: a rule cannot choose from the log {source}; give a range"
         )
     if rule is not None:
-        raise RequantError(f"{source}: a log has no statistics for the rule {rule}; leave out --calibration")
+        raise RequantError(f"{source}: a log has no statistics for the rule {rule}; leave it out")
     return GivenRanges(load_log(options.ranges), source, overrides, None)
 
 

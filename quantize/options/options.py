@@ -103,16 +103,16 @@ class Options:
         if self.noise_weight and (self.place in ("rules", "all") or self.plan is not None):
             raise RequantError("a price of noise has no effect with the placements rules and all, or with a plan")
         if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
-            raise RequantError("--portable needs --format qdq, and no --costs, --place estimated or --place all")
+            raise RequantError("portable needs the format qdq, and neither costs nor the placements estimated and all")
         self._check_runtime()
         in_blocks = Strategy.BLOCK in (self.selection.strategy, *self.selection.strategies.values())
         if self.writes_portable and in_blocks:
-            option = "--portable" if self.portable else "--runtime openvino"
-            raise RequantError(f"{option} does not go with --strategy block: only ONNX Runtime has MatMulNBits")
+            asked = "portable" if self.portable else "the runtime openvino"
+            raise RequantError(f"{asked} does not go with the strategy block: only ONNX Runtime has MatMulNBits")
         if not in_blocks and self.scheme.blocks != BlockForm():
-            raise RequantError("--block-bits and --block-size would do nothing without --strategy block")
+            raise RequantError("block_bits and block_size would do nothing without the strategy block")
         if self.wants_native and self._without_native():
-            raise RequantError(f"--kernels {self.kernels} does not go with {self._without_native()}")
+            raise RequantError(f"the kernels {self.kernels!r} do not go with {self._without_native()}")
         chosen(self.effort, self.corrections)
         if self.calibration is not None:
             parse_rule(self.calibration)
@@ -121,21 +121,21 @@ class Options:
         """Refuse what the runtime does not have."""
         if self.runtime == "onnxruntime":
             if self.precision != "default":
-                raise RequantError(f"--precision {self.precision} needs --runtime openvino")
+                raise RequantError(f"the precision {self.precision} needs the runtime openvino")
             return
         if self.runtime == AUTO and (self.portable or self.costs is not None or self.plan is not None):
-            raise RequantError("--runtime auto does not go with --portable, --costs or --plan: they are for one form")
+            raise RequantError("the runtime auto does not go with portable, costs or a plan: they are for one form")
         if self.format != "qdq":
-            raise RequantError(f"--runtime {self.runtime} needs --format qdq: only ONNX Runtime has QLinear operators")
+            raise RequantError(f"runtime {self.runtime} needs the format qdq: only ONNX Runtime has QLinear operators")
         if self.place == "estimated" and self.costs is None:
-            raise RequantError(f"--runtime {self.runtime} has no built-in costs for --place estimated: give --costs")
+            raise RequantError(f"runtime {self.runtime} has no built-in costs for the placement estimated: give costs")
 
     def _without_native(self) -> str:
         """Return what makes a model without native operators; empty if nothing does."""
         if self.portable or self.format != "qdq":
-            return "--portable" if self.portable else f"--format {self.format}"
+            return "portable" if self.portable else f"the format {self.format}"
         if self.writes_portable:
-            return f"--runtime {self.runtime}"
+            return f"the runtime {self.runtime}"
         types = (self.scheme.activation, self.scheme.weight)
         return "" if types == ("u8", "s8") else f"activations of {types[0]} and weights of {types[1]}"
 

@@ -111,7 +111,7 @@ def _times(made: list[_Made], options: Options) -> Mapping[str, Timed]:
     """Return the times of the float model and of the output in each runtime, all timed in turn on the first feed."""
     job, threads = made[0].run.job, options.threads
     if job.feed is None:
-        raise RequantError(f"{job.path}: no data to time it on: --runtime {AUTO} needs --data")
+        raise RequantError(f"{job.path}: no data to time it on: the runtime {AUTO} needs data")
     models = [
         model for each in made for model in (each.run.job.timed, Sessions(each.path, runtime=each.run.job.runtime))
     ]

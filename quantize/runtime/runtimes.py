@@ -159,7 +159,7 @@ class Setting:
             RequantError: It is not installed, or ONNX Runtime is to compute in another type.
         """
         if self.runtime == ONNXRUNTIME and self.precision != DEFAULT:
-            raise RequantError(f"--precision {self.precision} needs --runtime openvino")
+            raise RequantError(f"the precision {self.precision} needs the runtime openvino")
         return runtime_named(self.runtime, self.precision)
 
 

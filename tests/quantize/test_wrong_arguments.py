@@ -28,6 +28,9 @@ from requant.quantize import (
     Lengths,
     Load,
     Options,
+    Scheme,
+    Selection,
+    Strategy,
     bench_model,
     calibrate_model,
     check,
@@ -169,3 +172,24 @@ def test_it_is_refused_in_one_line(call: Callable[[Path], object], says: str, tm
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert [*tmp_path.iterdir()] == []
+
+
+CONTRADICTIONS: list[dict[str, Any]] = [
+    {"portable": True, "format": "qoperator"},
+    {"portable": True, "selection": Selection(strategy=Strategy.BLOCK)},
+    {"scheme": Scheme(block_size=64)},
+    {"kernels": "native", "portable": True},
+    {"kernels": "native", "format": "qoperator"},
+    {"kernels": "native", "runtime": "openvino"},
+    {"precision": "f32"},
+    {"runtime": "auto", "portable": True},
+    {"runtime": "openvino", "format": "qoperator"},
+    {"runtime": "openvino", "place": "estimated"},
+]
+
+
+@pytest.mark.parametrize("given", CONTRADICTIONS, ids=str)
+def test_options_are_named_as_in_python(given: dict[str, Any]) -> None:
+    with pytest.raises(RequantError) as error:
+        Options(**given)
+    assert "--" not in str(error.value)

@@ -220,7 +220,7 @@ def test_old_dumps_are_refused_or_removed(tmp_path: Path) -> None:
     (folder / "07_sum_to_add.onnx").write_bytes(b"old")
     (folder / "07_holiday.onnx").write_bytes(b"mine")
     assert refusal("transform", DIGITS, out, "--group", "fuse", "--dump-dir", folder) == (
-        f"requant: {folder}: holds 1 dumps already, such as '07_sum_to_add.onnx'; --force removes them"
+        f"requant: {folder}: holds 1 dumps already, such as '07_sum_to_add.onnx'; --force removes them (in Python: force=True)"
     )
     assert dump(out, folder, "--force").exit_code == 0
     assert sorted(path.name for path in folder.iterdir()) == [*NAMES, "07_holiday.onnx"]

@@ -247,7 +247,7 @@ def _check(model: Path) -> None:
 def _refuse_elsewhere(models: Sequence[Path], runtime: Identity, search: Search | None) -> None:
     """Refuse what only ONNX Runtime has: a search of session options, and models in its format."""
     if search is not None:
-        raise RequantError(f"--settings searches session options of ONNX Runtime, not of {runtime.title}")
+        raise RequantError(f"the search for settings is of session options of ONNX Runtime, not of {runtime.title}")
     for model in models:
         if model.suffix.lower() == ".ort":
             raise RequantError(

@@ -559,8 +559,8 @@ def test_a_model_with_native_operators_is_a_fixed_point_and_becomes_portable_on_
     ("asked", "reason"),
     [
         ({"kernels": "fast"}, "no kernels 'fast'; there are: auto, native, exact, stock"),
-        ({"kernels": "native", "portable": True}, "--kernels native does not go with --portable"),
-        ({"kernels": "native", "format": "qoperator"}, "--kernels native does not go with --format qoperator"),
+        ({"kernels": "native", "portable": True}, "the kernels 'native' do not go with portable"),
+        ({"kernels": "native", "format": "qoperator"}, "the kernels 'native' do not go with the format qoperator"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(asked: dict[str, Any], reason: str) -> None:

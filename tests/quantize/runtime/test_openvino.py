@@ -316,18 +316,18 @@ def test_models_are_compared_there(tmp_path: Path) -> None:
     command = ["compare", str(model), str(tmp_path / "q.onnx"), "--data", data, "--precision", "f32"]
     refused = CliRunner().invoke(main, command)
     assert refused.exit_code == 2
-    assert "--precision f32 needs --runtime openvino" in refused.stderr
+    assert "the precision f32 needs the runtime openvino" in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "f32"}, "--precision f32 needs --runtime openvino"),
+        ({"precision": "f32"}, "the precision f32 needs the runtime openvino"),
         ({"runtime": "tensorrt"}, "no runtime 'tensorrt'; there are: onnxruntime, openvino"),
         ({"runtime": "openvino", "precision": "int4"}, "no precision 'int4'; there are: default, f32"),
         ({"runtime": "openvino", "format": "qoperator"}, "only ONNX Runtime has QLinear operators"),
-        ({"runtime": "openvino", "kernels": "native"}, "--kernels native does not go with --runtime openvino"),
-        ({"runtime": "openvino", "place": "estimated"}, "no built-in costs for --place estimated"),
+        ({"runtime": "openvino", "kernels": "native"}, "the kernels 'native' do not go with the runtime openvino"),
+        ({"runtime": "openvino", "place": "estimated"}, "no built-in costs for the placement estimated"),
     ],
     ids=str,
 )
@@ -452,7 +452,7 @@ def test_a_runtime_that_cannot_run_the_model_is_left_out(tmp_path: Path, monkeyp
     ("more", "message"),
     [
         (["--report", "r.html"], "--runtime auto makes no report: name one runtime"),
-        (["--portable"], "--runtime auto does not go with --portable, --costs or --plan: they are for one form"),
+        (["--portable"], "the runtime auto does not go with portable, costs or a plan: they are for one form"),
         (["--max-drop", "1%", "--metric", "top1", "--eval-data", "d.npz"], "a search is for one runtime"),
     ],
     ids=str,

@@ -131,7 +131,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", REFUSED.values(), ids=REFUSED)
 def test_what_is_not_portable_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RequantError, match="--portable needs --format qdq"):
+    with pytest.raises(RequantError, match="portable needs the format qdq"):
         Options(portable=True, **options)
 
 

@@ -124,10 +124,13 @@ def test_models_are_timed_there(tmp_path: Path) -> None:
     assert {each["kernel"] for each in found["profile"]["operators"]} >= {"Convolution", "FullyConnected"}
     assert all(each["problem"].startswith("mb1_ic") for each in found["profile"]["convolutions"])
     refused = invoke(*arguments, "--settings")
-    assert (refused.exit_code, "--settings searches session options of ONNX Runtime" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "the search for settings is of session options of ONNX Runtime" in refused.stderr) == (
+        2,
+        True,
+    )
     compiled = tmp_path / "m.ort"
     assert invoke("compile", DIGITS, "-o", compiled).exit_code == 0
     refused = invoke("bench", compiled, "--runtime", "openvino")
     assert (refused.exit_code, "only ONNX Runtime loads files in its format" in refused.stderr) == (2, True)
     refused = invoke("bench", DIGITS, "--precision", "f32")
-    assert (refused.exit_code, "--precision f32 needs --runtime openvino" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "the precision f32 needs the runtime openvino" in refused.stderr) == (2, True)

@@ -1152,9 +1152,9 @@ def test_four_bits_on_the_command_line(two: Path) -> None:
 REFUSED = {
     "blocks for other runtimes": (
         ["--portable", "--strategy", "block"],
-        "--portable does not go with --strategy block: only ONNX Runtime has MatMulNBits",
+        "portable does not go with the strategy block: only ONNX Runtime has MatMulNBits",
     ),
-    "bits without blocks": (["--dynamic", "--block-bits", "4"], "would do nothing without --strategy block"),
+    "bits without blocks": (["--dynamic", "--block-bits", "4"], "would do nothing without the strategy block"),
     "bits without a kernel": (["--strategy", "block", "--block-bits", "5"], "--block-bits 5: there are 4, 8"),
     "unknown strategy": (
         ["--dynamic", "--strategy", "op=dynamc"],
