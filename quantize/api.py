@@ -22,7 +22,7 @@ from .placement.search import measured_costs
 from .result import Result
 from .runtime.progress import Progress, Stopwatch, silent
 from .steps.deliver import Run, deliver, deliver_searched
-from .steps.emit import equalize, plan_by_rules
+from .steps.emit import check_given_costs, equalize, plan_by_rules
 from .steps.files import check_files
 from .steps.forecast import forecast
 from .steps.hold_out import hold_out
@@ -103,7 +103,9 @@ def quantize_in(
         RequantError: The request cannot be met; nothing was written.
     """
     watch = Stopwatch(progress)
-    job = hold_out(prepare(model, data, options, folder, watch))
+    job = prepare(model, data, options, folder, watch)
+    check_given_costs(job)
+    job = hold_out(job)
     watch.expect(forecast(job))
     job = equalize(job)
     ranges = find_ranges(job)
@@ -149,7 +151,9 @@ def search_model(
         raise RequantError("a search decides what becomes int8: it takes no plan and no price of noise")
     state, watch = Path(f"{os.fspath(output)}.search.json"), Stopwatch(progress)
     with staging(output) as folder:
-        job = equalize(hold_out(prepare(model, data, options, folder, watch)))
+        job = prepare(model, data, options, folder, watch)
+        check_given_costs(job)
+        job = equalize(hold_out(job))
         source, goal = opened(job, goal)
         ranges = find_ranges(job)
         candidate, frontier = search(job, ranges, goal, source, state)

@@ -110,16 +110,37 @@ def sizes_of(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[s
         prices = with_absorbed(Prices.of(space, costs, noise))
         found.append(Size(batch, Bench.of(job, space, write, feed), Measured.of(prices), regime=regime))
     if job.policy.costs is not None:
-        _check_costs(job, costs, keys)
+        known = _with_costs(job, costs, keys)
+        if len(known) < len(keys):
+            few = f"{len(known)} of {len(keys)} kinds of units have costs in {job.policy.costs}; others are estimated"
+            logging.getLogger("requant").warning("requant: %s", few)
     return found
 
 
-def _check_costs(job: Job, costs: Costs, keys: Collection[str]) -> None:
-    """Refuse a file that has costs of no unit of a model; warn if it has them of some units only.
+def check_costs(job: Job, facts: Facts, rules: Plan) -> None:
+    """Refuse a file of costs of another model before ranges are observed.
 
     Args:
         job: The job.
-        costs: The costs of the file that the user gives.
+        facts: The input of the rules without ranges: ranges only take units away.
+        rules: The plan by rules.
+
+    Raises:
+        RequantError: No unit of the model is in the file.
+    """
+    if not costs_decide(job) or job.runtime.fuses:  # what follows a unit depends on ranges
+        return
+    feeds = [load.feed for load in job.loads] or [None]
+    keys = {key for feed in feeds for key in Space.of(job, facts, rules, feed).keys.values()}
+    _with_costs(job, _known_costs(job), keys)
+
+
+def _with_costs(job: Job, costs: Costs, keys: Collection[str]) -> set[str]:
+    """Return the signatures of the units that have costs in the file that the user gives.
+
+    Args:
+        job: The job.
+        costs: The costs of the file.
         keys: The signatures of the units that may become int8.
 
     Raises:
@@ -130,9 +151,7 @@ def _check_costs(job: Job, costs: Costs, keys: Collection[str]) -> None:
         raise RequantError(
             f"{job.policy.costs}: has costs of no unit of {job.path}; measure them with 'requant costs measure'"
         )
-    if len(known) < len(keys):
-        few = f"{len(known)} of {len(keys)} kinds of units have costs in {job.policy.costs}; others are estimated"
-        logging.getLogger("requant").warning("requant: %s", few)
+    return known
 
 
 def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:

@@ -38,7 +38,7 @@ from ..placement.joined_convs import sums_of, with_common_scales
 from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
 from ..placement.rules import choose_by
-from ..placement.search import place
+from ..placement.search import check_costs, place
 from .judge import is_slower, timed_briefly
 from .ranges import TensorRanges
 
@@ -66,6 +66,17 @@ def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[F
         noise_of_weights=evidence.noise_of_weights,
     )
     return facts, choose_by(facts, job.simple), partial(apply_plan, job, ranges)
+
+
+def check_given_costs(job: Job) -> None:
+    """Refuse a file of costs of another model before ranges are observed.
+
+    Raises:
+        RequantError: No unit of the model is in the file.
+    """
+    if job.policy.costs is not None:
+        facts, rules, _ = plan_by_rules(job, TensorRanges(), Evidence())
+        check_costs(job, facts, rules)
 
 
 def emit(job: Job, ranges: TensorRanges, evidence: Evidence) -> Candidate:
