@@ -43,6 +43,7 @@ from .written import as_written
 NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
 )
+MEANWHILE = "another run has written the output meanwhile, and this one has replaced it"
 LOSES = "int8 loses too much accuracy, judged by"
 ADVICE = (
     "to lose less: {}'requant sensitivity' names the tensors that lose most; --max-drop with --metric and --eval-data "
@@ -280,8 +281,12 @@ def _finish(
         model = as_written(model, job, ranges, plan, written)
     # another run with the same output waits, so that model and plan are of one run
     with exclusive(Path(os.path.realpath(output)).parent), save_plan(plan, plan_path(output)):
+        meanwhile = os.path.lexists(output) and not job.options.force  # it was not there when the run began
         size = save_model(model, output, external=job.options.external_data)
-    return Run(job, ranges, trial, kernels, _result(job, trial, kernels, os.fspath(output), size))
+    result = _result(job, trial, kernels, os.fspath(output), size)
+    if meanwhile:
+        result = replace(result, notes=(MEANWHILE, *result.notes))
+    return Run(job, ranges, trial, kernels, result)
 
 
 def _executed(job: Job, trial: Trial) -> tuple[KernelRun, ...]:

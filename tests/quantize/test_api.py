@@ -158,6 +158,21 @@ def test_the_result_agrees_with_its_json_and_the_files(name: str, format_: str, 
     assert found["rejected"] is None
 
 
+@pytest.mark.parametrize("force", [True, False])
+def test_an_output_of_another_run_at_the_same_time_is_told(tmp_path: Path, force: bool) -> None:
+    output = tmp_path / "out.onnx"
+    options = Options(place="rules", effort="low", samples=16, seconds=0.01, force_int8=True, force=force)
+    data = f"{SAMPLE_MODELS / 'digits.npz'}:calib"
+    model = SAMPLE_MODELS / "digits.onnx"
+
+    def other(*_: object) -> None:
+        output.write_bytes(b"of another run")
+
+    result = quantize_model(model, data, output, options, other)
+    assert any("another run has written the output meanwhile" in note for note in result.notes) is not force
+    onnx.checker.check_model(onnx.load(output))
+
+
 @pytest.mark.parametrize(("name", "format_"), SAMPLES)
 def test_the_pipeline_is_in_the_model_and_in_the_result(name: str, format_: str, quantized: Quantized) -> None:
     output, result = quantized(name, format_)
