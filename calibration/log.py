@@ -24,8 +24,11 @@ KINDS = {"__requant_min_max:": 2, "__min:": 1, "__max:": 1}
 """The kinds of records, with the number of values of each."""
 # Two threads can write on one line: a record starts at each ``;<name>__print__;``.
 RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
-TORN = re.compile(r"[^\n]*__(?:print__|requant_min_max|min:|max:)[^\n]*|;[^;\n]+\Z")
-"""What is left of a record between others: a line with a part of its marks, or the beginning of one at the end."""
+BEGUN = "|".join(re.escape(kind[:end]) for kind in KINDS for end in range(len(kind)))
+TORN = re.compile(
+    rf";[^;\n]+__print__(?:;(?:{BEGUN}))?[ \t\r]*$|__(?:requant_min_max|min|max):[^\n]*|^;[^;\n\[]+\Z", re.MULTILINE
+)
+"""A record that was cut in its kind, lost its beginning, or was cut in its name at the end of the log."""
 MOST = 2**30
 """The most bytes of a log that are read: ten million records."""
 UNFIT = re.compile(r"[;\n\r]|__print__")

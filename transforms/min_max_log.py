@@ -20,8 +20,11 @@ MOST = 2**30
 """The most bytes of a log that are read: ten million records."""
 # A record starts at ``;<name>__print__;``, also inside a line: two threads may write on one line.
 RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
-TORN = re.compile(r"[^\n]*__(?:print__|requant_min_max|min:|max:)[^\n]*|;[^;\n]+\Z")
-"""What is left of a record between others: a line with a part of its marks, or the beginning of one at the end."""
+BEGUN = "|".join(re.escape(kind[:end]) for kind in VALUES for end in range(len(kind)))
+TORN = re.compile(
+    rf";[^;\n]+__print__(?:;(?:{BEGUN}))?[ \t\r]*$|__(?:requant_min_max|min|max):[^\n]*|^;[^;\n\[]+\Z", re.MULTILINE
+)
+"""A record that was cut in its kind, lost its beginning, or was cut in its name at the end of the log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,10 @@ READ = {
     "all kinds": (f"{ONE}\n;a__print__;__max:[9]\n", {"a": (-1.5, 9.0)}),
     "a time stamp before it": (f"I0108 21:45:42.261883 1972 logging_ops.cc:79] {ONE}\n", {"a": (-1.5, 2.0)}),
     "two on one line": (f"{ONE};b/c:0__print__;__requant_min_max:[0][1e-3]", {"a": (-1.5, 2.0), "b/c:0": (0.0, 0.001)}),
-    "other lines": (f"hello\n{ONE}\n;a__print__;__KL:[5]\n\n;;;\n", {"a": (-1.5, 2.0)}),
+    "other lines": (
+        f"hello\n{ONE}\n;a__print__;__KL:[5]\n;a__print__;[1][2]\n;;__print__\n\n;;;\n",
+        {"a": (-1.5, 2.0)},
+    ),
     "no line feed": (ONE, {"a": (-1.5, 2.0)}),
     "minus zero": (";a__print__;__requant_min_max:[-0.0][1]", {"a": (0.0, 1.0)}),
 }
