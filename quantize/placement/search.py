@@ -130,8 +130,8 @@ def check_costs(job: Job, facts: Facts, rules: Plan) -> None:
     """
     if not costs_decide(job) or job.runtime.fuses:  # what follows a unit depends on ranges
         return
-    feeds = [load.feed for load in job.loads] or [None]
-    keys = {key for feed in feeds for key in Space.of(job, facts, rules, feed).keys.values()}
+    spaces = [Space.of(job, facts, rules, None if load is None else load.feed) for load in job.loads or (None,)]
+    keys = {key for space in spaces for key in space.keys.values()}
     _with_costs(job, _known_costs(job), keys)
 
 
