@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import UnknownNameError
+from .constant_ifs import take_branches
 from .evaluation import evaluated
 from .graph import add_initializer, computing_nodes, constant, discard, graph_of, remove_if_unread
 from .inference import stand_ins
@@ -54,14 +55,16 @@ def fold_constants(
     """Replace each node with constant inputs, and each Shape of a known shape, by its value.
 
     Before:  w = Transpose(W); n = Constant(); s = Shape(x), x of shape (1, 3, 8, 8); d = Gather(Shape(z), n), z (N, 4);
-             e = Slice(Shape(z), [1], [2])
-    After:   w, n, s, d, e are initializers
+             e = Slice(Shape(z), [1], [2]); y = If(true), then {t = Sqrt(x)}, else {f = Neg(x)}
+    After:   w, n, s, d, e are initializers; y = Sqrt(x)
+    An If with a constant condition gives way to the nodes of the branch that it takes, as the ``squeeze`` of PyTorch
+        needs it where the shapes are known.
     The file grows by at most 10 % of the constants of the model, or 4 KiB: the results that make it grow least are
         stored first. The weights of products and of recurrent operators, also those that are integers with a scale and
         a zero point, are stored if they grow by at most 256 MiB, or the size of all constants.
     Left alone: results beyond this growth (``grows``); random operators; QuantizeLinear and DequantizeLinear, which
-        hold the int8 weights; control flow, except the nodes in its bodies; operators of other domains; outputs of
-        graphs and bodies; results larger than both max_size_in_bytes and their inputs; operators that
+        hold the int8 weights; other control flow, except the nodes in its bodies; operators of other domains; outputs
+        of graphs and bodies; results larger than both max_size_in_bytes and their inputs; operators that
         ``onnx.reference`` cannot compute, or computes in another type.
 
     Options:
@@ -86,6 +89,7 @@ def fold_constants(
         folding.change.skipped.clear()
         shapes = stand_ins(model)
         growing = folding.fold_free(shapes)
+        folding.change.applied += take_branches(model, excluded)
         if folding.change.applied == before:
             folding.fold_growing(growing, shapes)
         progress = folding.change.applied > before
