@@ -233,12 +233,12 @@ class Tally:
             scores = np.stack([reference[head] for head in heads], axis=1)
         expected = classes_of(scores)
         actual = _in_heads(expected, candidate, heads)
-        rows = _probabilities(scores)
-        top, losses = _losses(rows, expected, actual)
+        top, losses = _losses(scores, expected, actual)
         self.predictions += expected.size
         self.equal += int((expected == actual).sum())
         self.lost += float(losses.sum())
-        texts = text_losses(rows, expected, actual, sample) if len(heads) == 1 else None
+        pair, classes = (expected, actual), scores.shape[-1]
+        texts = text_losses(losses.reshape(expected.shape), pair, classes, sample) if len(heads) == 1 else None
         self.whole += _whole_losses(losses, _items(sample)) if texts is None else texts
         self.sure += top
         low, high = self.span
@@ -289,29 +289,19 @@ def _whole_losses(losses: Array, items: int) -> list[float]:
     return [float(loss) for loss in 1.0 - np.prod(1.0 - rows, axis=1)]
 
 
-def _probabilities(scores: Array) -> Array:
-    """Return scores as probabilities, float64 in their shape. Scores that are no probabilities are logits."""
-    rows = np.clip(scores.astype(np.float64), -HUGE, HUGE)  # infinities have no difference
-    if not are_probabilities(scores.reshape(-1, scores.shape[-1])):
-        with np.errstate(invalid="ignore"):
-            rows = np.exp(rows - rows.max(axis=-1, keepdims=True))
-            rows /= rows.sum(axis=-1, keepdims=True)
-    return rows
-
-
-def _losses(rows: Array, expected: Array, actual: Array) -> tuple[float, Array]:
+def _losses(scores: Array, expected: Array, actual: Array) -> tuple[float, Array]:
     """Return the sum of p(expected class), and p(expected class) - p(actual class) for each prediction.
 
-    A prediction without a class in the other model loses all of p.
-
-    Args:
-        rows: The probabilities of the float model, in the shape of its scores.
-        expected: The predictions of the float model.
-        actual: The predictions of the INT8 model.
+    Scores that are no probabilities are logits. A prediction without a class in the other model loses all of p.
     """
-    flat, first, other = rows.reshape(-1, rows.shape[-1]), expected.reshape(-1), actual.reshape(-1)
+    flat, first, other = scores.reshape(-1, scores.shape[-1]), expected.reshape(-1), actual.reshape(-1)
+    rows = np.clip(flat.astype(np.float64), -HUGE, HUGE)  # infinities have no difference
+    if not are_probabilities(flat):
+        with np.errstate(invalid="ignore"):
+            rows = np.exp(rows - rows.max(axis=1, keepdims=True))
+            rows /= rows.sum(axis=1, keepdims=True)
     valid = first != NO_CLASS
-    index = np.arange(len(flat))
-    top = np.where(valid, flat[index, np.maximum(first, 0)], 0.0)
-    kept = np.where(other >= 0, flat[index, np.maximum(other, 0)], 0.0)
+    index = np.arange(len(rows))
+    top = np.where(valid, rows[index, np.maximum(first, 0)], 0.0)
+    kept = np.where(other >= 0, rows[index, np.maximum(other, 0)], 0.0)
     return float(top.sum()), np.where(valid & (first != other), top - kept, 0.0)

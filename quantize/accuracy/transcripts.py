@@ -1,6 +1,6 @@
-"""Transcripts of CTC: the text of scores per step, how likely a text is, and what a changed text costs.
+"""Transcripts of CTC: the text of scores per step, and what a changed text costs.
 
-Formulas of Graves, Fernandez, Gomez and Schmidhuber, "Connectionist temporal classification", ICML 2006.
+Decoding is that of Graves, Fernandez, Gomez and Schmidhuber, "Connectionist temporal classification", ICML 2006.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ RUN = 3.0
 """The most steps in a row, in the mean, that have one class of a text. A classifier of frames has longer runs."""
 
 
-def text_losses(rows: Array, expected: Array, actual: Array, sample: Sample) -> list[float] | None:
-    """Return p(text of the float model) - p(text of the INT8 model) for each item; None if they are no texts.
+def text_losses(losses: Array, best: tuple[Array, Array], classes: int, sample: Sample) -> list[float] | None:
+    """Return the loss of each text, 0 for a text that is the same in both models; None if they are no texts.
 
-    Both are probabilities by the float model. A character that begins a step earlier changes the best class of two
-    steps, and not the text.
+    A character that begins a step earlier changes the best class of two steps, and not the text. A changed text loses
+    what its steps lose, ``1 - prod(1 - l)``. That is more than the difference of the texts' probabilities, the sum over
+    all paths, and has to be: a text in 16 that changes says little of the others. By that difference a reader of lines
+    kept 0.9083 of its lines right and not 0.9333, and was told 0.08 points.
 
     Args:
-        rows: Probabilities of the float model, float64 (N, T, C) or (T, N, C).
-        expected: The best classes of the float model, in the same order.
-        actual: The best classes of the INT8 model, in the same order.
+        losses: What each prediction loses, 0..1, (N, T) or (T, N).
+        best: The predictions of the float model and of the INT8 model, in the same order.
+        classes: The number of classes.
         sample: Its inputs tell which axis counts items; a tagger has a class for each of its tokens.
     """
+    expected, actual = best
     if expected.ndim != 2:
         return None
     lengths = {len(array) for array in sample.feed.values() if array.ndim}
     if len(expected) not in lengths and expected.shape[1] in lengths:
-        rows, expected, actual = rows.swapaxes(0, 1), expected.T, actual.T
-    blank = blank_of(expected, rows.shape[-1])
+        losses, expected, actual = losses.T, expected.T, actual.T
+    blank = blank_of(expected, classes)
     tagged = any(array.dtype.kind in "iu" and array.shape == expected.shape for array in sample.feed.values())
     if tagged or not _are_texts(expected, blank):
         return None
-    texts = zip(rows, collapsed(expected, blank), collapsed(actual, blank), strict=True)
-    return [_loss(row, one, two, blank) for row, one, two in texts]
+    texts = zip(losses, collapsed(expected, blank), collapsed(actual, blank), strict=True)
+    return [0.0 if np.array_equal(one, two) else float(1.0 - np.prod(1.0 - row)) for row, one, two in texts]
 
 
 def _are_texts(best: Array, blank: int) -> bool:
@@ -63,33 +66,3 @@ def collapsed(best: Array, blank: int) -> list[Array]:
     fresh = np.ones(best.shape, bool)
     fresh[:, 1:] = best[:, 1:] != best[:, :-1]
     return [row[new & (row != blank)].astype(np.int64) for row, new in zip(best, fresh, strict=True)]
-
-
-def likelihood(rows: Array, text: Array, blank: int) -> float:
-    """Return the probability of a text: the sum over all its paths, by the forward algorithm (section 4.1).
-
-    Args:
-        rows: The probabilities of the classes at each step, float64 (T, C).
-        text: The classes of the text (L,), without blanks.
-        blank: The class of the blank.
-    """
-    path = np.full(2 * len(text) + 1, blank)
-    path[1::2] = text
-    skips = np.zeros(len(path))  # a blank between two classes may be left out, unless they are the same
-    skips[3::2] = text[1:] != text[:-1]
-    forward = np.zeros(len(path))
-    forward[:2] = rows[0, path[:2]]
-    for row in rows[1:]:
-        reached = forward.copy()
-        reached[1:] += forward[:-1]
-        reached[2:] += skips[2:] * forward[:-2]
-        forward = reached * row[path]
-    return float(forward[-2:].sum())
-
-
-def _loss(rows: Array, expected: Array, actual: Array, blank: int) -> float:
-    """Return what a text costs, see `text_losses`. A step without a class has no text: all of p is lost."""
-    if np.array_equal(expected, actual):
-        return 0.0
-    other = 0.0 if (actual < 0).any() else likelihood(rows, actual, blank)
-    return likelihood(rows, expected, blank) - other
