@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ...calibration.kept import LIMIT, counted, kept
+from ...calibration.sequences import stretches
 from ...calibration.session import FEW
+from ...calibration.sources import Source
 from ..job import Job
 from ..placement.runs import MOST_SAMPLES
 
 FEWEST = 32  # samples from which a part is held out; with fewer, each is needed for the ranges
-PART = 4  # one of so many samples is held out, but at least FEWEST / 2
+PART = 4  # one of so many samples, but at least FEWEST / 2, or one of so many sequences is held out
 
 
 def hold_out(job: Job) -> Job:
     """Return the job with two sources: one that gives ranges and corrections, and one to judge models on.
 
     The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample does, but at
-    least half of `FEWEST` and at most `MOST_SAMPLES`. Samples of unknown number are counted. If there are fewer than
-    `FEWEST` samples, if ``--samples`` picks from an unknown number, if they are steps of sequences with a state, or if
-    the ranges are given, one source does both.
+    least half of `FEWEST` and at most `MOST_SAMPLES`. Of steps of sequences with a state every fourth sequence judges,
+    since a step depends on those before it. Samples of unknown number are counted. If there are fewer than `FEWEST`
+    samples, or fewer than `PART` sequences, if ``--samples`` picks from an unknown number, or if the ranges are given,
+    one source does both.
 
     Raises:
         DataError: A sample cannot be read.
     """
     source, most = job.source, MOST_SAMPLES
-    if source is None or source.links or not job.judged or job.supply.ranges is not None:
+    if source is None or not job.judged or job.supply.ranges is not None:
         return job
+    if source.links:
+        return _hold_out_sequences(job, source)
     if source.picked is None:
         rows, size = counted(source.rows, lambda number: job.progress("read data", number, None))
         source = replace(source, rows=rows)
@@ -47,6 +53,22 @@ def hold_out(job: Job) -> Job:
     rest = sorted(picked.difference(held))
     judging = replace(source, picked=held, rows=source.rows if source.rows.random else kept(source.rows, 2 * LIMIT))
     return replace(job, source=replace(source, picked=rest), held=judging)
+
+
+def _hold_out_sequences(job: Job, source: Source) -> Job:
+    """Return the job with whole sequences held out, of which the first steps judge."""
+    assert source.rows.starts is not None  # steps with a state are in sequences
+    starts, count = source.rows.starts(None)
+    positions = range(count) if source.picked is None else source.picked
+    begins = [*starts, count]
+    parts = [[each for each in positions if begin <= each < end] for begin, end in pairwise(begins)]
+    parts = [part for part in parts if part]
+    if len(positions) < FEWEST or len(parts) < PART:
+        return job
+    others = [position for part in parts[PART // 2 :: PART] for position in part]
+    rest = sorted({*positions}.difference(others))
+    held = stretches(starts, others, MOST_SAMPLES)
+    return replace(job, source=replace(source, picked=rest), held=replace(source, picked=held))
 
 
 def _spread(positions: Sequence[int], count: int) -> list[int]:
