@@ -362,7 +362,7 @@ def _resized(site: Site) -> Call | None:
     """Return the call for a Resize; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
     pair, found = _dequantized(anchor.inputs[0]), find_resizing(anchor)
-    if pair is None or found is None or not site.images:
+    if pair is None or found is None or not site.images or not found.keeps_others(site.shapes[0]):
         return None
     if found.nearest and not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]):
         return None

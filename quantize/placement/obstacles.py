@@ -82,7 +82,7 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     if unit.op in (*POOLS, "DepthToSpace") and (len(shapes[0]) != IMAGE or not has_plain_window(node)):
         return why.NO_FORM
     if unit.op in ("Resize", INTERPOLATION):
-        return _resize_obstacle(unit, facts, strategy, len(shapes[0]))
+        return _resize_obstacle(unit, facts, strategy)
     if unit.op == "ConvTranspose":
         return _transposed_obstacle(unit, facts)
     images = len(shapes[-1]) == IMAGE and facts.convolves
@@ -103,10 +103,12 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     return _static_obstacle(unit, facts, strategy)
 
 
-def _resize_obstacle(unit: Unit, facts: Facts, strategy: Strategy, rank: int) -> Reason:
+def _resize_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why a Resize cannot be a native operator."""
-    found = find_resizing(facts.nodes[unit.nodes[0]])
-    if found is None or rank != IMAGE or not (found.nearest or not facts.exact):
+    found, shape = find_resizing(facts.nodes[unit.nodes[0]]), plain_shape(facts.values.get(unit.inputs[0])) or ()
+    if found is None or len(shape) != IMAGE or not found.keeps_others(shape):
+        return why.NO_FORM
+    if facts.exact and not found.nearest:
         return why.NO_FORM  # what is between pixels may differ by a step from that of the body
     return _tensor_obstacle(unit, facts, (*unit.inputs, *unit.outputs)) or _form_obstacle(unit, facts, strategy)
 

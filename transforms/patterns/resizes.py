@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
-from ..graph import constant
+from ..graph import Shape, constant
 
 POSITIONS = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
 """Where the pixels of the result may lie among those of the image, in the order of the native operator."""
@@ -26,12 +25,18 @@ class Resizing:
         nearest: One of `NEAREST`; empty if values are between those of pixels.
         scales: The ratios of the heights and of the widths; empty if the sizes are given.
         sizes: The height and the width of the result; empty if the scales are given.
+        others: Other axes with the lengths that are given for them.
     """
 
     positions: str
     nearest: str = ""
     scales: tuple[float, ...] = ()
     sizes: tuple[int, ...] = ()
+    others: tuple[tuple[int, int], ...] = ()
+
+    def keeps_others(self, shape: Shape) -> bool:
+        """Whether batch and channels of an image of this shape stay as they are: another length would resize them."""
+        return all(shape[axis] == length for axis, length in self.others)
 
 
 def find_resizing(node: ir.Node) -> Resizing | None:
@@ -43,13 +48,15 @@ def find_resizing(node: ir.Node) -> Resizing | None:
         return None
     unusual = any(node.attributes.get_int(name, 0) for name in ("antialias", "exclude_outside"))
     stretches = get("keep_aspect_ratio_policy", "stretch") == "stretch"
-    scales, sizes = (_spatial(node, index) for index in (SCALES, SIZES))
+    scales, sizes = (_lengths(node, index) for index in (SCALES, SIZES))
     if unusual or not stretches or nearest not in NEAREST or (scales is None) == (sizes is None):
         return None
-    if scales is not None:
-        return Resizing(positions, nearest, scales=tuple(map(float, scales)))
-    assert sizes is not None
-    return Resizing(positions, nearest, sizes=tuple(map(int, sizes)))
+    lengths = scales if scales is not None else sizes or []
+    spatial, others = [number for _, number in lengths[-SPATIAL:]], lengths[:-SPATIAL]
+    if sizes is not None:
+        kept = tuple((axis, int(length)) for axis, length in others)
+        return Resizing(positions, nearest, sizes=tuple(map(int, spatial)), others=kept)
+    return Resizing(positions, nearest, scales=tuple(spatial)) if all(scale == 1 for _, scale in others) else None
 
 
 def interpolates(node: ir.Node) -> bool:
@@ -58,8 +65,11 @@ def interpolates(node: ir.Node) -> bool:
     return found is not None and not found.nearest
 
 
-def _spatial(node: ir.Node, index: int) -> np.ndarray | None:
-    """Return the values of a constant input for height and width, both above 0; None without it, or for other axes."""
+def _lengths(node: ir.Node, index: int) -> list[tuple[int, float]] | None:
+    """Return axes and the values of a constant input for them, all above 0; height and width come last.
+
+    Return None without the input, or for other axes.
+    """
     tensor = constant(node.inputs[index]) if index < len(node.inputs) else None
     if tensor is None or not tensor.size:
         return None
@@ -67,5 +77,4 @@ def _spatial(node: ir.Node, index: int) -> np.ndarray | None:
     whole = list(range(IMAGE)) if axes is None else [axis % IMAGE for axis in axes]
     if len(values) != len(whole) or whole[-SPATIAL:] != [IMAGE - 2, IMAGE - 1] or not (values > 0).all():
         return None
-    others = values[:-SPATIAL]
-    return values[-SPATIAL:] if index == SIZES or (others == 1).all() else None
+    return list(zip(whole, values.tolist(), strict=True))

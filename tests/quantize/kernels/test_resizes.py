@@ -21,7 +21,7 @@ from requant.transforms.patterns.resizes import NEAREST, POSITIONS, Resizing, fi
 
 from ...native import needs_library
 from .flow import check_alike, check_equal, native_operators, quantized
-from .test_native import session
+from .test_native import load, session
 
 Array = NDArray[Any]
 
@@ -170,7 +170,14 @@ def resize(attributes: str = 'mode="linear"', inputs: str = "x, , f", constants:
 
 FOUND_AS: dict[str, tuple[ir.Node, Resizing | None]] = {
     "by factors": (resize(), Resizing("half_pixel", scales=(2.0, 3.0))),
-    "to a size": (resize(inputs="x, , , n", constants="n =1,8,9,10"), Resizing("half_pixel", sizes=(9, 10))),
+    "to a size": (
+        resize(inputs="x, , , n", constants="n =1,8,9,10"),
+        Resizing("half_pixel", sizes=(9, 10), others=((0, 1), (1, 8))),
+    ),
+    "to a size of two axes": (
+        resize('mode="linear", axes=[2,3]', "x, , , n", "n =9,10"),
+        Resizing("half_pixel", sizes=(9, 10)),
+    ),
     "of two axes": (resize('mode="linear", axes=[2,3]', constants="f =2,3"), Resizing("half_pixel", scales=(2.0, 3.0))),
     "other positions": (
         resize('mode="linear", coordinate_transformation_mode="align_corners"'),
@@ -195,6 +202,21 @@ FOUND_AS: dict[str, tuple[ir.Node, Resizing | None]] = {
 @pytest.mark.parametrize(("node", "expected"), FOUND_AS.values(), ids=FOUND_AS)
 def test_what_an_interpolation_is(node: ir.Node, expected: Resizing | None) -> None:
     assert find_resizing(node) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "kept"),
+    [
+        ((1, 8, 5, 5), True),
+        ((1, 8, "H", "W"), True),
+        (("N", 8, 5, 5), False),
+        ((2, 8, 5, 5), False),
+        ((1, 4, 5, 5), False),
+    ],
+)
+def test_which_images_keep_batch_and_channels(shape: tuple[int | str, ...], kept: bool) -> None:
+    assert Resizing("half_pixel", sizes=(9, 10), others=((0, 1), (1, 8))).keeps_others(shape) is kept
+    assert Resizing("half_pixel", sizes=(9, 10)).keeps_others(shape)
 
 
 # -------------------------------------------------------------------------------------------------------- models
@@ -240,3 +262,26 @@ def test_it_stays_float_where_it_may_not_be_native(model: Path, options: dict[st
     assert not [node for node in found.graph.node if node.op_type == "Resize" and node.domain]
     (reason,) = [row.reason for row in result.float_nodes if row.operator == "Resize"]
     assert reason == "only mode=nearest runs on uint8; interpolation and cropping run in float"
+
+
+@needs_library
+@pytest.mark.parametrize("to", [(1, 8), (2, 8), (1, 4)])
+def test_a_size_of_another_batch_or_other_channels_is_not_native(to: tuple[int, int], tmp_path: Path) -> None:
+    """The native operator keeps both, whatever the sizes say."""
+    rng = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,8,10,12] x) => (float[A,8,20,24] y) <int64[4] n = {{{to[0]}, {to[1]}, 20, 24}}> {{
+          [first] a = Conv<pads = [1, 1, 1, 1]>(x, v)
+          [up] b = Resize<mode = "nearest">(a, , , n)
+          [last] y = Conv<pads = [1, 1, 1, 1]>(b, w)
+        }}""")
+    for name, inputs in (("v", 8), ("w", to[1])):
+        weights = rng.standard_normal((8, inputs, 3, 3)).astype("f4")
+        proto.graph.initializer.append(numpy_helper.from_array(weights, name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((8, 8, 10, 12)).astype(np.float32))
+    _, found = quantized(tmp_path / "m.onnx", kernels="native")
+    assert "Resize" not in native_operators(found)
+    feed = {"x": np.load(tmp_path / "data.npz")["x"][:3]}
+    before = ort.InferenceSession(str(tmp_path / "m.onnx")).run(None, feed)[0]
+    assert load(found).run(None, feed)[0].shape == before.shape
