@@ -65,13 +65,14 @@ class Pool {
   }
 
  private:
-  // The length of an axis of the result. Rounded up, the last kernel may end behind the padding, but begins before it.
+  // The length of an axis of the result. Rounded up, the last kernel may end behind the padding, but begins before it;
+  // so one kernel may be longer than the padded image.
   int64_t length(int axis, int64_t input) const {
-    const int64_t floor = window_.length(axis, input), stride = window_.stride[axis];
-    if (!ceil_ || floor == 0) return floor;
-    const int64_t reach = window_.dilation[axis] * (window_.kernel[axis] - 1) + 1;
-    const bool whole = (window_.before[axis] + input + window_.after[axis] - reach) % stride == 0;
-    return whole || floor * stride >= window_.before[axis] + input ? floor : floor + 1;
+    if (!ceil_) return window_.length(axis, input);
+    const int64_t reach = window_.dilation[axis] * (window_.kernel[axis] - 1) + 1, stride = window_.stride[axis];
+    const int64_t end = window_.before[axis] + input, free = end + window_.after[axis] - reach;
+    const int64_t more = free > -stride ? divided(free, stride) : -1;  // kernels behind the first one
+    return more * stride >= end ? more : more + 1;
   }
 
   // Taps of the kernel along an axis that are inside of the image.
