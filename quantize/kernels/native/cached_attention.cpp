@@ -91,7 +91,8 @@ class CachedAttentionKernel {
     if (queries == 0 || total == 0) return;
     const float scale = scale_ != 0 ? scale_ : 1 / std::sqrt(static_cast<float>(depth));
     // heads of one query each that share keys are computed together, if they see the same ones
-    const bool together = queries == 1 && shared_ < heads_ && window_ == 0 && !given[kSinks];
+    const bool sees_all = !causal_ || fresh == 1, grouped = shared_ < heads_;
+    const bool together = queries == 1 && grouped && sees_all && window_ == 0 && !given[kSinks];
     const int64_t group = together ? heads_ / shared_ : 1, count = heads_ / group;
     if (together) q = q.grouped(group), y = y.grouped(group), mask = mask.grouped(group);
     run.parallel(static_cast<size_t>(batch * count), [&](size_t index) {

@@ -328,6 +328,7 @@ def test_other_forms_of_the_operators_stay_with_a_reason(reason: str, node: str)
 
 KEYS_AND_VALUES = "float[N,2,T,8] k, float[N,2,T,8] v"
 WITH_CACHE = "y, keys, values = Attention(q, k, v, , pk, pv)"
+IN_ORDER = WITH_CACHE.replace("Attention", "Attention<is_causal = 1>")
 
 
 @pytest.mark.parametrize(
@@ -345,6 +346,9 @@ WITH_CACHE = "y, keys, values = Attention(q, k, v, , pk, pv)"
             f"float[N,2,S,8] q, {KEYS_AND_VALUES}, float[N,2,P,8] pk, float[N,2,P,8] pv".replace(",2,", ",H,"),
             WITH_CACHE,
         ),
+        # in order, but with other numbers of queries and of new keys
+        (f"float[N,2,S,8] q, {KEYS_AND_VALUES}, float[N,2,P,8] pk, float[N,2,P,8] pv", IN_ORDER),
+        (f"float[N,2,1,8] q, {KEYS_AND_VALUES}, float[N,2,P,8] pk, float[N,2,P,8] pv".replace(",T,", ",5,"), IN_ORDER),
         # lengths in place of a number for each key
         ("float[N,S,16] q, float[N,T,16] k, float[N,T,16] v, int32[N] m", f"{MULTI_HEAD} (q, k, v, , m)"),
     ],
@@ -355,6 +359,18 @@ def test_attention_of_unknown_sizes_is_no_native_operator(tensors: str, node: st
     facts = replace(facts_of(model), attention=True, native=True)
     plan = choose_by(facts, model)
     assert able(facts, plan)["op"] == (Impl.FLOAT,)
+
+
+def test_a_decoder_whose_lengths_lost_their_names_keeps_its_native_operator() -> None:
+    """onnx gives a length behind a Reshape a name of its own, another one for queries than for keys."""
+    text = f"""{HEAD} g (float[N,S,16] a, float[N,S,16] b, float[N,S,16] c, float[N,2,P,8] pk, float[N,2,P,8] pv) => (float[N,2,S,8] y)
+        <int64[4] heads = {{0, -1, 2, 8}}> {{ e = Reshape(a, heads) f = Reshape(b, heads) g = Reshape(c, heads)
+        q = Transpose<perm=[0,2,1,3]>(e) k = Transpose<perm=[0,2,1,3]>(f) v = Transpose<perm=[0,2,1,3]>(g) [op] {IN_ORDER} }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    for index, node in enumerate(model.graph):
+        node.name = node.name or f"n{index}"
+    facts = replace(facts_of(model), attention=True, native=True)
+    assert Impl.DYNAMIC_NATIVE in able(facts, choose_by(facts, model))["op"]
 
 
 @pytest.mark.parametrize("axes", [3, 4])
