@@ -144,10 +144,10 @@ def call_of(unit: Unit, around: Surroundings) -> Call | None:
     last = around.nodes.get(unit.nodes[-1])
     reader = sole_reader(last.outputs[0]) if last is not None and last.graph is around.model.graph else None
     shapes = [around.shapes[name] for name in (*unit.inputs, unit.outputs[0]) if name in around.shapes]
-    if unit.op == "Concat" and last is not None:
-        shapes = _with_constants(last, shapes)
     if reader is None or reader.op_type != "QuantizeLinear" or len(shapes) <= len(unit.inputs):
         return None
+    if unit.op == "Concat" and last is not None:
+        shapes = _with_constants(last, shapes)
     images = all(len(shape) == IMAGE for shape in shapes) and (around.convolves or unit.op in IMAGES)
     call = CALLS.get(unit.op, _table)(Site(unit, around.nodes, reader, shapes, images))
     if call is None or not images:

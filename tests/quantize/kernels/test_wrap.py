@@ -340,6 +340,8 @@ def test_a_concatenation_becomes_a_function_with_the_same_results(order: str, co
     inputs = ("x2", "x3", "x") if count == 8 else ("x", "x2")
     unit = Unit(name="join", op="Concat", nodes=("join",), inputs=inputs, outputs=("c",))
     shapes = {"x": ("N", 3, 9, 8), "x2": ("N", 2, 9, 8), "x3": ("N", 3, 9, 8), "c": ("N", count, 9, 8)}
+    for lost in (*inputs, "c"):  # with a constant, the others would stand in its place
+        assert wrap_units(made, [unit], {name: each for name, each in shapes.items() if name != lost}) == 0
     assert wrap_units(made, [unit], shapes) == 1
     assert [node.op_type for node in made.graph if node.domain] == ["Concat"]
     onnx.checker.check_model(ir.to_proto(made), full_check=True)
