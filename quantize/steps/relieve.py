@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 
 from ...transforms.int8.plan import Plan
@@ -14,7 +15,7 @@ from ..options.efforts import EFFORTS
 from ..placement.joins import joins_of
 from ..placement.noise import Noises
 from ..placement.priced_plans import PricedPlans, plans_by_price
-from ..placement.rules import able
+from ..placement.rules import able, stock_plan
 from ..runtime.progress import expect
 from .emit import correct, plan_by_rules
 from .evidence import RESCUE, evidence_of, widest
@@ -31,6 +32,7 @@ MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 NEAR = 2.0  # a plan that misses the promise with at most this many times the noise of one that keeps it ends the search
 FASTER = 0.97  # the most that a plan takes of the time of one with less noise, else that one is better
+FEW = 4  # native units that are timed against the runtime's operators; more of them gain together
 
 
 def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
@@ -59,6 +61,7 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     plans = plans_by_price(job, facts, rules, write, evidence.noise)
     joins = joins_of(facts, rules, able(facts, rules))
     noise = Noises.of(rules, evidence.noise, evidence.noise_of, joins, evidence.noise_of_weights).of_plan
+    made = partial(_made, job, ranges, write, trial, evidence)
     accuracy, missing, best = trial.accuracy, noise(trial.candidate.plan), None
     for number in range(ROUNDS):
         job.progress(STAGE, number, ROUNDS)
@@ -66,7 +69,7 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
         plans, found = _faster(plans, noise, best, missing) if best else _quiet(plans, noise, limit, missing)
         if found is None or not found.has_int8:
             break
-        candidate = _corrected(job, ranges, write(found), trial, evidence)
+        candidate = made(found)
         accuracy = measure_accuracy(job, candidate)
         if promised(job, accuracy).kept:
             best = _Kept(candidate, accuracy, noise(found))
@@ -74,7 +77,10 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
             missing = noise(found)
         if best and missing <= NEAR * best.noise:
             break
-    return judge(job, best.candidate, best.accuracy) if best else trial
+    if best is None:
+        return trial
+    best = _without_library(job, plans, best, made)
+    return judge(job, best.candidate, best.accuracy)
 
 
 def _quiet(
@@ -121,6 +127,28 @@ def _faster(
         if plans.ratio(found, best.candidate.plan) <= FASTER:
             return plans, found
     return plans, None
+
+
+def _without_library(job: Job, plans: PricedPlans, best: _Kept, made: Callable[[Plan], Candidate]) -> _Kept:
+    """Return the model with the runtime's operators where few native ones are left and gain nothing; else the same one.
+
+    The placement asked that of a plan with more units in int8. The library is one more file to deploy.
+
+    Args:
+        job: The job.
+        plans: The plans, which time models.
+        best: A model that keeps the promise.
+        made: Returns the model of a plan.
+    """
+    plan = best.candidate.plan
+    stock, count = stock_plan(plan), sum(plan.impl(unit).native for unit in plan.units)
+    if job.options.wants_native or not 0 < count <= FEW or not stock.has_int8:
+        return best
+    if not 0 < plans.ratio(stock, plan) <= 1 / FASTER:  # 0 where costs are not measured
+        return best
+    candidate = made(stock)
+    accuracy = measure_accuracy(job, candidate)
+    return replace(best, candidate=candidate, accuracy=accuracy) if promised(job, accuracy).kept else best
 
 
 def _evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
@@ -192,7 +220,9 @@ def _least_priced(
     return most, best
 
 
-def _corrected(job: Job, ranges: TensorRanges, candidate: Candidate, trial: Trial, evidence: Evidence) -> Candidate:
-    """Return the candidate with corrections, and with the placement of the trial that it replaces."""
+def _made(
+    job: Job, ranges: TensorRanges, write: Callable[[Plan], Candidate], trial: Trial, evidence: Evidence, plan: Plan
+) -> Candidate:
+    """Return the model of a plan with corrections, and with the placement of the trial that it replaces."""
     placement = replace(trial.candidate.placement, predicted_ms=None, relieved=True)
-    return replace(correct(job, ranges, candidate), placement=placement, evidence=evidence)
+    return replace(correct(job, ranges, write(plan)), placement=placement, evidence=evidence)

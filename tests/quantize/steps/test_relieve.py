@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from requant.quantize import Options
 from requant.quantize.placement.noise import Noises
 from requant.quantize.steps import relieve
 from requant.quantize.steps.relieve import _fastest
@@ -95,9 +96,9 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
     written: list[Plan] = []
     plans = Priced(EVEN, EVEN)
 
-    def corrected(job: Any, ranges: Any, candidate: Plan, *_: Any) -> Any:
-        written.append(candidate)
-        return model(candidate)
+    def made(*given: Any) -> Any:
+        written.append(given[-1])
+        return model(given[-1])
 
     fakes: dict[str, Any] = {
         "forecast_relief": lambda job, tries: {"compare": 1.0} if not tries else {},
@@ -106,14 +107,14 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
         "plans_by_price": lambda *_: plans,
         "joins_of": lambda *_: {},
         "able": lambda *_: {},
-        "_corrected": corrected,
+        "_made": made,
         "measure_accuracy": lambda job, candidate: noise(candidate.plan),
         "judge": lambda job, candidate, accuracy: (candidate.plan, accuracy),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(relieve, name, fake)
     monkeypatch.setattr(Noises, "of", lambda *_: SimpleNamespace(of_plan=noise))
-    job: Any = SimpleNamespace(policy=SimpleNamespace(how="measured"), progress=lambda *_: None)
+    job: Any = SimpleNamespace(policy=SimpleNamespace(how="measured"), progress=lambda *_: None, options=Options())
     start: Any = SimpleNamespace(candidate=model(Plan(UNITS, dict.fromkeys(NAMES, Choice(Impl.U8)))), accuracy=15.0)
     ranges: Any = None
     found: Any = relieve.relieved(job, ranges, start)
@@ -123,6 +124,34 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
     plan, _ = found
     assert "".join(unit.name for unit in UNITS if not plan.impl(unit).int8) == floats
     assert len(written) <= relieve.ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("native", "ratio", "noise", "options", "replaced"),
+    [
+        ("a", 1.02, 1.0, Options(), True),
+        ("a", 0.5, 1.0, Options(), True),
+        ("a", 1.05, 1.0, Options(), False),  # the native operator gains
+        ("a", 0.0, 1.0, Options(), False),  # costs are not measured
+        ("a", 1.0, 3.0, Options(), False),  # the runtime's operator misses the promise
+        ("a", 1.0, 1.0, Options(kernels="native"), False),
+        ("abcde", 1.0, 1.0, Options(), False),  # too many to gain nothing
+        ("", 1.0, 1.0, Options(), False),
+    ],
+)
+def test_few_native_operators_that_gain_nothing_become_those_of_the_runtime(
+    monkeypatch: pytest.MonkeyPatch, native: str, ratio: float, noise: float, options: Options, replaced: bool
+) -> None:
+    units = tuple(Unit(name=name, op="Conv", nodes=(name,), inputs=(f"x{name}",), outputs=(name,)) for name in "abcdef")
+    plan = Plan(units, {unit.name: Choice(Impl.U8_NATIVE if unit.name in native else Impl.U8) for unit in units})
+    monkeypatch.setattr(relieve, "promised", lambda job, accuracy: Promised(accuracy, 2.0))
+    monkeypatch.setattr(relieve, "measure_accuracy", lambda *_: noise)
+    best: Any = relieve._Kept(model(plan), 0.5, 1.0)  # type: ignore[arg-type]
+    plans: Any = SimpleNamespace(ratio=lambda stock, other: ratio)
+    job: Any = SimpleNamespace(options=options)
+    found = relieve._without_library(job, plans, best, model)
+    assert any(found.candidate.plan.impl(unit).native for unit in units) is (bool(native) and not replaced)
+    assert (found is best) is not replaced
 
 
 def test_no_plan_is_quiet_enough() -> None:
