@@ -73,7 +73,7 @@ def open_configured(model: str | os.PathLike[str], values: Values) -> InferenceS
     options = ort.SessionOptions()
     options.log_severity_level = 4  # failures raise exceptions; do not print them as well
     for option, value in values.items():
-        _set(options, option, value)
+        set_option(options, option, value)
     return create_session(os.fspath(model), options, os.fspath(model))
 
 
@@ -95,7 +95,7 @@ def create_session(model: str | bytes, options: SessionOptions, name: str) -> In
         raise RequantError(f"{name}: {hint}: {runtime_message(error)}") from error
 
 
-def _set(options: SessionOptions, option: str, value: Value) -> None:
+def set_option(options: SessionOptions, option: str, value: Value) -> None:
     """Set an attribute of the options, a configuration entry if the name has a dot, or a library of operators."""
     import onnxruntime as ort
 

@@ -317,7 +317,7 @@ def _profiled(
 
 def _searched(model: Path, feed: Mapping[str, Array], search: Search, progress: Progress) -> Settings:
     """Search the session options with which a model is fastest."""
-    needed = needed_library(model)
+    needed = {} if model.suffix.lower() == ".ort" else needed_library(load_model(model))
     return recommend(model, feed, threads=search.threads, seconds=search.seconds, needed=needed, progress=progress)
 
 

@@ -44,13 +44,14 @@ from ...runtime.configured import (
     configured_runner,
     create_session,
     open_configured,
+    set_option,
     snippet,
     threads_of,
 )
 from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
-from .native import UNCHANGED, Natives, choose, native_library, with_library
+from .native import STOCK, UNCHANGED, Natives, choose, native_library, needed_library
 from .probes import add_probes
 
 SECONDS = 2.0  # how long loads are timed, and again runs
@@ -98,9 +99,11 @@ class Compiled:
         target: The machine and runtime that it is compiled for.
         probes: The probes in its graph (`requant.quantize.tools.bench.probes.add_probes`).
         settings: The session options to load it with.
-        kernels: The native operators in it (`requant.quantize.tools.bench.native.FORMS`), or ``stock``.
+        kernels: The native operators in it: ``stock`` for none, ``own`` for those that the original has, or what was
+            added (`requant.quantize.tools.bench.native.FORMS`).
         tried: The minimum time of a run with each form of native operators, in milliseconds; empty if none was tried.
-        load: Load times of the original with the runtime's defaults, and of the compiled model with `settings`.
+        load: Load times of the original with the runtime's defaults, and of the compiled model with `settings`. The
+            original runs with the library of its native operators, if it has some.
         run: Run times of both; None without inputs.
         threads: Threads inside one operator while timing.
         identical: Whether all outputs are equal bit for bit; None without inputs.
@@ -177,7 +180,8 @@ def compile_model(
         data: A data source whose first samples are run; None for random inputs, if the model runs on them.
         threads: Threads inside one operator while timing; 0 is the runtime's choice.
         kernels: ``stock`` for the runtime's own operators, ``native`` for those of ``ai.requant``, or ``auto``: native
-            where that is faster here. A model with native operators needs their library to load.
+            where that is faster here, and where the original is. A model with native operators needs their library to
+            load. What the original computes with them, ``stock`` rounds otherwise.
         force: Whether an existing output may be overwritten.
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
@@ -190,15 +194,17 @@ def compile_model(
     check_function(progress, "progress")
     library = native_library(kernels, output)
     check_output(output, path, force=force)
-    original, weights = _original(path, output)
+    original, weights, needed = _original(path, output, kernels)
     source, samples = _inputs(Path(path), data)
     feed = samples[0].feed if samples else None
     base: Values = {} if threads == 0 else {"intra_op_num_threads": threads}
     natives = None if library is None or feed is None or weights.large else Natives(library, kernels, base, feed)
-    made = _make(path, original, output, samples, natives, progress)
+    kept = {} if kernels == STOCK else needed
+    made = _make((path, needed), (original, kept), output, samples, natives, progress)
     del original  # models are timed without its weights in memory
     progress("time", 0, None)
-    times = _timed((path, base), (output, made.values), feed, weights)
+    after = [{**base, **each} for each in made.values]
+    times = _timed((path, {**base, **needed}), (output, after), feed, weights)
     return Compiled(
         output=os.fspath(output),
         format="ort" if _is_ort(output) else "onnx",
@@ -228,11 +234,13 @@ def _is_ort(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() == ".ort"
 
 
-def _original(path: str | os.PathLike[str], output: str | os.PathLike[str]) -> tuple[ir.Model, Weights]:
-    """Return a model that is not compiled, and the size of its weights.
+def _original(
+    path: str | os.PathLike[str], output: str | os.PathLike[str], asked: str
+) -> tuple[ir.Model, Weights, Values]:
+    """Return a model that is not compiled, the size of its weights, and what its native operators need to load.
 
     Raises:
-        RequantError: It is compiled, or no model; or it is too large for the format of the output.
+        RequantError: It is compiled, or no model; or the format of the output cannot hold it.
     """
     original = load_model(path)
     if KEY in original.metadata_props:
@@ -240,7 +248,11 @@ def _original(path: str | os.PathLike[str], output: str | os.PathLike[str]) -> t
     weights = Weights.of(original)
     if _is_ort(output) and weights.total > PROTOBUF_LIMIT:
         raise RequantError(f"{output}: the ORT format holds 2 GB; give a path that ends in .onnx")
-    return original, weights
+    needed = needed_library(original)
+    if needed and asked != STOCK and _is_ort(output):
+        why = "the model has native operators; give a path that ends in .onnx, or choose the kernels 'stock'"
+        raise RequantError(f"{output}: {why}")
+    return original, weights, needed
 
 
 def _inputs(path: Path, data: DataSource | None) -> tuple[Source | None, list[Sample]]:
@@ -278,8 +290,8 @@ class _Made:
 
 
 def _make(
-    path: str | os.PathLike[str],
-    original: ir.Model,
+    before: tuple[str | os.PathLike[str], Values],
+    original: tuple[ir.Model, Values],
     output: str | os.PathLike[str],
     samples: Sequence[Sample],
     natives: Natives | None,
@@ -288,8 +300,8 @@ def _make(
     """Compile a model, and write it after it has run over the samples.
 
     Args:
-        path: The file of the model.
-        original: The model.
+        before: The file of the model, with the session options that it needs.
+        original: The model, with those that keep its native operators.
         output: The file to write.
         samples: The samples on which both models are compared.
         natives: The native operators to try; None for the runtime's own alone.
@@ -298,21 +310,23 @@ def _make(
     Raises:
         RequantError: The model cannot be compiled; nothing was written.
     """
-    expected = _outputs(path, samples, {})  # fails before the output is written
+    expected = _outputs(*before, samples)  # fails before the output is written
     with staging(output) as folder:
         progress("optimise", 0, None)
         target = this_machine()
-        chosen = choose(_optimised(path, original, folder), natives, folder, SECONDS)
+        chosen = choose((_optimised(before[0], *original, folder), original[1]), natives, folder, SECONDS)
         model = chosen.model
         model.metadata_props[KEY] = json.dumps(target.to_json(), sort_keys=True)
         probes = add_probes(model)
-        values = tuple(with_library(level, chosen.library) for level in LEVELS)
+        values = tuple({**level, **chosen.needed} for level in LEVELS)
         identical, sqnr_db = _compare(expected, _written(model, output, folder, samples, values[0]), samples)
     return _Made(target, probes, chosen.form, chosen.tried, values, identical, sqnr_db)
 
 
-def _optimised(path: str | os.PathLike[str], original: ir.Model, folder: Path) -> ir.Model:
+def _optimised(path: str | os.PathLike[str], original: ir.Model, kept: Values, folder: Path) -> ir.Model:
     """Return the graph that the runtime optimizes, with its weights in `folder`.
+
+    Native operators stay with their library in `kept`; else the runtime computes their bodies.
 
     Raises:
         RequantError: The runtime cannot load the model, or cannot write its graph.
@@ -331,8 +345,8 @@ def _optimised(path: str | os.PathLike[str], original: ir.Model, folder: Path) -
     }
     if source.folder is not None:
         entries["session.model_external_initializers_file_folder_path"] = os.fspath(source.folder.resolve())
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
+    for option, value in {**entries, **kept}.items():
+        set_option(options, option, value)
     create_session(source.data, options, os.fspath(path))
     return load_model(folder / "optimised.onnx")
 
@@ -350,21 +364,21 @@ def _written(
     plain, made = inner / "plain.onnx", inner / "made.ort"
     save_model(model, plain)
     if not _is_ort(output):
-        found = _outputs(plain, samples, values)
+        found = _outputs(plain, values, samples)
         save_model(model, output)
         return found
     try:
         open_session(plain, optimize=False, save_optimized=made)
     except RequantError as error:
         raise RequantError(f"{output}: the installed runtime cannot write the ORT format: {error}") from error
-    found = _outputs(made, samples, values)
+    found = _outputs(made, values, samples)
     check_replaceable(output)
     os.replace(made, os.path.realpath(output))
     note_written(output)
     return found
 
 
-def _outputs(path: str | os.PathLike[str], samples: Sequence[Sample], values: Values) -> list[Outputs]:
+def _outputs(path: str | os.PathLike[str], values: Values, samples: Sequence[Sample]) -> list[Outputs]:
     """Run a model on one thread over samples.
 
     Raises:
@@ -424,14 +438,14 @@ def _timed(
 
     Args:
         before: The original, with its session options.
-        after: The compiled model, with the session options to try in addition to those of the original.
+        after: The compiled model, with the session options to try.
         feed: The inputs of a run; None to time loads alone.
         weights: The size of the weights.
     """
-    (_, base), (output, levels) = before, after
+    output, levels = after
     if _is_ort(output) or weights.large:
         levels = levels[:1]  # a graph in ORT format is not optimised again
-    settings, run = _timed_runs([before, *((output, {**base, **level}) for level in levels)], feed, SECONDS, weights)
+    settings, run = _timed_runs([before, *((output, level) for level in levels)], feed, SECONDS, weights)
     return _Timed(settings, _timed_loads(before, (output, settings), SECONDS), run)
 
 

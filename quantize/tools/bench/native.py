@@ -13,13 +13,12 @@ from .... import NATIVE_DOMAIN, RequantError
 from ....calibration.session import Array
 from ...kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from ...kernels.library import Kernels, kernels
-from ...model.files import load_model
 from ...model.writing import save_model
 from ...runtime.clock import race
 from ...runtime.configured import GAIN, LIBRARY, Values, configured_run, threads_of
 
 KERNELS = ("auto", "native", "stock")
-STOCK = "stock"
+STOCK, OWN = "stock", "own"
 FORMS: Mapping[str, Callable[[ir.Node], bool]] = {
     "tables": lambda _: False,
     "tables, depthwise convolutions": is_depthwise,
@@ -51,14 +50,9 @@ def native_library(asked: str, output: str | os.PathLike[str]) -> Kernels | None
     return found if isinstance(found, Kernels) else None
 
 
-def needed_library(path: str | os.PathLike[str]) -> Values:
-    """Return the session option that loads the native operators of a model; empty if it has none.
-
-    Raises:
-        RequantError: The model cannot be loaded.
-    """
-    native = Path(path).suffix.lower() != ".ort" and NATIVE_DOMAIN in load_model(path).opset_imports
-    found = kernels() if native else None
+def needed_library(model: ir.Model) -> Values:
+    """Return the session option that loads the native operators of a model; empty if it has none, or there are none."""
+    found = kernels() if NATIVE_DOMAIN in model.opset_imports else None
     return with_library({}, found if isinstance(found, Kernels) else None)
 
 
@@ -82,7 +76,7 @@ class Natives:
 
     Attributes:
         library: The native operators.
-        asked: ``native``, or ``auto`` for the runtime's operators if no form is `GAIN` times as fast.
+        asked: ``native``, or ``auto`` for the graph as it is if no form is `GAIN` times as fast.
         values: The session options.
         feed: The inputs of a run.
     """
@@ -99,29 +93,31 @@ class Chosen:
 
     Attributes:
         model: The graph.
-        form: Which of `FORMS` it has, or `STOCK`.
+        form: Which of `FORMS` it has, `OWN` for the native operators of the original alone, or `STOCK`.
         tried: The minimum time of a run of each form, in milliseconds; empty if nothing could be tried.
-        library: The native operators that it needs; None for `STOCK`.
+        needed: The session option that loads its native operators; empty for `STOCK`.
     """
 
     model: ir.Model
-    form: str = STOCK
+    form: str
     tried: Mapping[str, float] = field(default_factory=dict)
-    library: Kernels | None = None
+    needed: Values = field(default_factory=dict)
 
 
-def choose(model: ir.Model, natives: Natives | None, folder: Path, seconds: float) -> Chosen:
+def choose(given: tuple[ir.Model, Values], natives: Natives | None, folder: Path, seconds: float) -> Chosen:
     """Time a graph with each form of native operators, and return the fastest one.
 
     Args:
-        model: A graph that the runtime has optimized.
+        given: A graph that the runtime has optimized, and the session option that its native operators need.
         natives: What to try; None for the graph as it is.
         folder: An empty folder for the forms.
         seconds: How long all runs together take, about.
     """
-    forms = {STOCK: model, **(native_models(model) if natives is not None else {})}
+    model, needed = given
+    plain = OWN if needed else STOCK
+    forms = {plain: model, **(native_models(model) if natives is not None else {})}
     if natives is None or len(forms) == 1:
-        return Chosen(model)
+        return Chosen(model, plain, needed=needed)
     values = with_library({**UNCHANGED, **natives.values}, natives.library)
     runs = []
     for index, form in enumerate(forms.values()):
@@ -129,10 +125,10 @@ def choose(model: ir.Model, natives: Natives | None, folder: Path, seconds: floa
         runs.append(configured_run(path, values, natives.feed))
     times = race(runs, seconds=seconds, threads=threads_of(values))
     tried = {form: 1e3 * each.least for form, each in zip(forms, times, strict=True)}
-    best = min((form for form in tried if form != STOCK), key=tried.__getitem__)
-    if natives.asked == "auto" and tried[STOCK] < GAIN * tried[best]:
-        return Chosen(model, STOCK, tried)
-    return Chosen(forms[best], best, tried, natives.library)
+    best = min((form for form in tried if form != plain), key=tried.__getitem__)
+    if natives.asked == "auto" and tried[plain] < GAIN * tried[best]:
+        return Chosen(model, plain, tried, needed)
+    return Chosen(forms[best], best, tried, with_library({}, natives.library))
 
 
 def with_library(values: Values, library: Kernels | None) -> Values:

@@ -60,6 +60,10 @@ SOFTMAX = """g (uint8[N,8] x) => (uint8[N,8] y) {
     d = DequantizeLinear(x, s, z)  m = Softmax(d)  y = QuantizeLinear(m, s, z)
 }"""
 
+CALL = f"""g (uint8[4,8] x) => (float[4,8] y) {{ t = {NATIVE_DOMAIN}.Table(x, table)  y = DequantizeLinear(t, s, z) }}
+<domain: "{NATIVE_DOMAIN}", opset_import: ["" : 17]> Table (a, b) => (c) {{ c = Identity(a) }}"""
+"""A call whose function computes something else than the native operator."""
+
 
 def made(text: str, **arrays: Array) -> ir.Model:
     """Return a model from ONNX text with the scales that it reads."""
@@ -247,3 +251,23 @@ def test_a_model_is_compiled_with_native_operators_and_computes_the_same(tmp_pat
         compile_model(tmp_path / "model.onnx", tmp_path / "out.ort", kernels="native")
     with pytest.raises(RequantError, match="no kernels 'fast'"):
         compile_model(tmp_path / "model.onnx", tmp_path / "o.onnx", kernels="fast")
+
+
+@needs_library
+@pytest.mark.parametrize("asked", ["native", "auto", "stock"])
+def test_native_operators_of_the_original_stay_unless_stock_is_asked_for(asked: str, tmp_path: Path) -> None:
+    model = made(CALL, table=np.arange(255, -1, -1, dtype=np.uint8))
+    model.opset_imports[NATIVE_DOMAIN] = VERSION
+    ir.save(model, path := tmp_path / "model.onnx")
+    found = compile_model(path, tmp_path / "out.onnx", kernels=asked)
+    domains = {node.domain for node in onnx.load(tmp_path / "out.onnx").graph.node}
+    kept = asked != "stock"
+    assert (NATIVE_DOMAIN in domains, found.kernels) == (kept, "own" if kept else "stock")
+    assert (found.identical, "register_custom_ops_library" in found.snippet) == (kept, kept)
+    assert kept or found.sqnr_db["y"] < 20  # against the model with its library
+    ort = tmp_path / "out.ort"
+    if asked == "auto":
+        with pytest.raises(RequantError, match="the model has native operators; give a path that ends in"):
+            compile_model(path, ort, kernels=asked)
+    assert kept or compile_model(path, ort, kernels=asked).identical is False
+    assert ort.exists() is not kept
