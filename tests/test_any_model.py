@@ -20,7 +20,10 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.quantize import Accuracy, Options, Result, Selection, Strategy, quantize_model
+from requant.quantize.accuracy.pair import judge_pair, time_models
+from requant.quantize.job import Evidence
 from requant.quantize.runtime.profile import executed
+from requant.quantize.steps import deliver
 from requant.transforms.int8.qparams import Scheme
 from requant.transforms.int8.saturation import PAIR_LIMIT, pair_peak
 
@@ -504,6 +507,45 @@ def test_an_int8_model_that_does_not_run_leaves_the_float_one(tmp_path: Path, mo
     assert result.why_not.startswith("the int8 model does not run: the model: the model fails: of itself")
     assert not result.forms
     assert {p.key for p in onnx.load(tmp_path / "out.onnx").metadata_props} >= {"requant.version", "requant.options"}
+
+
+@pytest.mark.parametrize("effort", ["low", "medium"])
+def test_an_int8_model_that_is_not_timed_leaves_the_float_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effort: str
+) -> None:
+    """With more effort a short measurement comes first: it says whether weights are worth correcting."""
+
+    def broken(models: Any, *rest: Any, **options: Any) -> Any:
+        if len(models) > 2:  # an INT8 model and two float ones
+            raise RequantError("the model fails: of itself")
+        return time_models(models, *rest, **options)
+
+    monkeypatch.setattr("requant.quantize.steps.judge.time_models", broken)
+    options = Options(effort=effort, force_int8=True, place="rules", seconds=0.01)
+    result = quantize_model(written(tmp_path, STACK, **WEIGHTS), images(1, 16, 8, 8), tmp_path / "out.onnx", options)
+    assert result.why_not.startswith("the int8 model does not run: the model fails: of itself")
+    assert not result.forms
+
+
+def test_a_model_without_ruinous_tensors_that_does_not_run_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Accuracy | None] = []
+
+    def ruined(*models: Any, **options: Any) -> Any:
+        if len(found) == 1:
+            found.append(None)
+            raise RequantError("the model fails: of itself")
+        accuracy = judge_pair(*models, **options)
+        found.append(accuracy)
+        return dataclasses.replace(accuracy, sqnr_db=dict.fromkeys(accuracy.sqnr_db, -1.0), low_db={})
+
+    monkeypatch.setattr("requant.quantize.steps.judge.judge_pair", ruined)
+    monkeypatch.setattr(deliver, "evidence_of", lambda *_: Evidence(kept_float={"x": "it ruins"}))
+    options = Options(effort="low", force_int8=True, place="rules", seconds=0.01)
+    result = quantize_model(written(tmp_path, STACK, **WEIGHTS), images(1, 16, 8, 8), tmp_path / "out.onnx", options)
+    assert found[1] is None
+    assert result.forms
 
 
 def test_sparse_weights_are_weights(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -33,7 +34,7 @@ from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
 from .evidence import RESCUE, evidence_of, gather_evidence, widest
-from .judge import UNMEASURED, is_slower, judge, measure_accuracy, promised
+from .judge import UNMEASURED, if_it_runs, is_slower, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
 from .ranges import TensorRanges
@@ -144,9 +145,10 @@ def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     if not evidence.kept_float and not any(evidence.harmed_by.values()):
         return known
     candidate = emit(job, ranges, evidence)
-    accuracy = measure_accuracy(job, candidate)
-    better = accuracy.worst_sqnr_db > trial.accuracy.worst_sqnr_db
-    return judge(job, candidate, accuracy) if better else known
+    accuracy = if_it_runs(partial(measure_accuracy, job, candidate))
+    if accuracy is not None and accuracy.worst_sqnr_db > trial.accuracy.worst_sqnr_db:
+        return if_it_runs(partial(judge, job, candidate, accuracy)) or known
+    return known
 
 
 def _why_not(job: Job, trial: Trial) -> str:

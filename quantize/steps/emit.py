@@ -39,7 +39,7 @@ from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
 from ..placement.rules import choose_by
 from ..placement.search import check_costs, place
-from .judge import is_slower, timed_briefly
+from .judge import if_it_runs, is_slower, timed_briefly
 from .ranges import TensorRanges
 
 
@@ -93,10 +93,15 @@ def emit(job: Job, ranges: TensorRanges, evidence: Evidence) -> Candidate:
 
 def _slow(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate | None:
     """Return the model without corrections if it is clearly slower than float; None if it may be worth correcting."""
-    if not _adjusts(job) or not candidate.plan.has_int8 or not is_slower(job, timed_briefly(job, candidate)):
+    if not _adjusts(job) or not candidate.plan.has_int8 or not _seems_slower(job, candidate):
         return None
     final = apply_plan(job, ranges, candidate.plan, purpose="deliver")  # with fewer kernels than the candidate
-    return final if is_slower(job, timed_briefly(job, final)) else None
+    return final if _seems_slower(job, final) else None
+
+
+def _seems_slower(job: Job, candidate: Candidate) -> bool:
+    """Whether a short measurement says that a model is clearly slower; False if it does not run: `judge` tells that."""
+    return is_slower(job, if_it_runs(partial(timed_briefly, job, candidate)) or ())
 
 
 def _adjusts(job: Job) -> bool:

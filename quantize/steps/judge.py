@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from ... import RequantError
 from ...calibration.session import FEW
@@ -24,6 +25,8 @@ from ..runtime.loads import Load
 from ..runtime.runtimes import Sessions
 from ..runtime.timing import Latency, load_name
 
+T = TypeVar("T")
+
 JUDGED_STEPS = 256  # of sequences: errors need steps to accumulate
 UNMEASURED = Accuracy(0, None, {})
 SLOWER = 0.9  # a model with at most this share of the speed of float is not written, whatever its accuracy is
@@ -33,6 +36,16 @@ BRIEF = 0.2  # the share of the measurement's duration that shows a model that s
 def judge(job: Job, candidate: Candidate, accuracy: Accuracy | None = None) -> Trial:
     """Measure the latency of a candidate, and its accuracy if it is not known yet."""
     return Trial(candidate, accuracy or measure_accuracy(job, candidate), _timed(job, candidate))
+
+
+def if_it_runs(measure: Callable[[], T]) -> T | None:
+    """Return what a function measures of a candidate; None if the candidate does not run, so that it is not taken.
+
+    The model that is chosen at last is judged without this: there the error is the reason to write float.
+    """
+    with suppress(RequantError):
+        return measure()
+    return None
 
 
 def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:

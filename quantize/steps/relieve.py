@@ -20,7 +20,7 @@ from ..runtime.progress import expect
 from .emit import correct, plan_by_rules
 from .evidence import RESCUE, evidence_of, widest
 from .forecast import forecast_relief
-from .judge import judge, measure_accuracy, promised
+from .judge import if_it_runs, judge, measure_accuracy, promised
 from .ranges import TensorRanges
 
 STAGE = "units to float"
@@ -42,7 +42,7 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     is low enough. The estimate is the measured noise of the last model times the ratio of the plans' noises, each the
     sum of the noises of its tensors and weights alone. Such sums tell which units are noisy, and little of the noise of
     all together: if a model keeps the promise, faster ones are tried, with noise between its own and that of the
-    last one that missed it.
+    last one that missed it. A model that does not run counts as one that misses it.
 
     Args:
         job: The job, with data of the user.
@@ -62,7 +62,27 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     joins = joins_of(facts, rules, able(facts, rules))
     noise = Noises.of(rules, evidence.noise, evidence.noise_of, joins, evidence.noise_of_weights).of_plan
     made = partial(_made, job, ranges, write, trial, evidence)
-    accuracy, missing, best = trial.accuracy, noise(trial.candidate.plan), None
+    best = _fastest_kept(job, plans, noise, made, trial)
+    if best is None:
+        return trial
+    best = _without_library(job, plans, best, made)
+    return if_it_runs(partial(judge, job, best.candidate, best.accuracy)) or trial
+
+
+def _fastest_kept(
+    job: Job, plans: PricedPlans, noise: Callable[[Plan], float], made: Callable[[Plan], Candidate], trial: Trial
+) -> _Kept | None:
+    """Return the fastest model that was found to keep the promise; None if none does.
+
+    Args:
+        job: The job.
+        plans: The plans by price.
+        noise: Returns the estimated noise of a plan.
+        made: Returns the model of a plan.
+        trial: The model that misses the promise.
+    """
+    best: _Kept | None = None
+    accuracy, missing = trial.accuracy, noise(trial.candidate.plan)
     for number in range(ROUNDS):
         job.progress(STAGE, number, ROUNDS)
         limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missing
@@ -70,17 +90,14 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
         if found is None or not found.has_int8:
             break
         candidate = made(found)
-        accuracy = measure_accuracy(job, candidate)
-        if promised(job, accuracy).kept:
-            best = _Kept(candidate, accuracy, noise(found))
+        tried = if_it_runs(partial(measure_accuracy, job, candidate))
+        if tried is not None and promised(job, tried).kept:
+            best = _Kept(candidate, tried, noise(found))
         else:
-            missing = noise(found)
+            accuracy, missing = accuracy if tried is None else tried, noise(found)
         if best and missing <= NEAR * best.noise:
             break
-    if best is None:
-        return trial
-    best = _without_library(job, plans, best, made)
-    return judge(job, best.candidate, best.accuracy)
+    return best
 
 
 def _quiet(

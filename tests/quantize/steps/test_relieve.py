@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from requant import RequantError
 from requant.quantize import Options
 from requant.quantize.placement.noise import Noises
 from requant.quantize.steps import relieve
@@ -50,6 +51,10 @@ class Priced:
 def floats_of(plans: Any, limit: float) -> str:
     _, plan = _fastest(plans, noise, limit)
     assert plan is not None
+    return floats_in(plan)
+
+
+def floats_in(plan: Plan) -> str:
     return "".join(unit.name for unit in plan.units if not plan.impl(unit).int8)
 
 
@@ -88,9 +93,20 @@ def model(plan: Plan) -> Any:
     return SimpleNamespace(plan=plan, evidence=SimpleNamespace(noise=NOISE, noise_of={}, noise_of_weights={}))
 
 
-@pytest.mark.parametrize(("most", "floats"), [(1.5, "abc"), (4.5, "ab"), (7.5, "a"), (0.5, None)])
+@pytest.mark.parametrize(
+    ("most", "fails", "floats"),
+    [
+        (1.5, "", "abc"),
+        (4.5, "", "ab"),
+        (7.5, "", "a"),
+        (0.5, "", None),
+        (4.5, "ab", "abc"),  # a model that does not run is as one that misses the promise
+        (7.5, "abc ab a", None),
+        (7.5, "judge", None),
+    ],
+)
 def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
-    monkeypatch: pytest.MonkeyPatch, most: float, floats: str | None
+    monkeypatch: pytest.MonkeyPatch, most: float, fails: str, floats: str | None
 ) -> None:
     """The first model has too little noise: what a few samples miss the promise by is mostly chance."""
     written: list[Plan] = []
@@ -100,6 +116,16 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
         written.append(given[-1])
         return model(given[-1])
 
+    def measured(job: Any, candidate: Any) -> float:
+        if floats_in(candidate.plan) in fails.split():
+            raise RequantError("the model fails: of itself")
+        return noise(candidate.plan)
+
+    def judged(job: Any, candidate: Any, accuracy: float) -> Any:
+        if fails == "judge":
+            raise RequantError("the model fails: with another batch")
+        return candidate.plan, accuracy
+
     fakes: dict[str, Any] = {
         "forecast_relief": lambda job, tries: {"compare": 1.0} if not tries else {},
         "promised": lambda job, accuracy: Promised(accuracy, most),
@@ -108,8 +134,8 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
         "joins_of": lambda *_: {},
         "able": lambda *_: {},
         "_made": made,
-        "measure_accuracy": lambda job, candidate: noise(candidate.plan),
-        "judge": lambda job, candidate, accuracy: (candidate.plan, accuracy),
+        "measure_accuracy": measured,
+        "judge": judged,
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(relieve, name, fake)
@@ -122,7 +148,7 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
         assert found is start
         return
     plan, _ = found
-    assert "".join(unit.name for unit in UNITS if not plan.impl(unit).int8) == floats
+    assert floats_in(plan) == floats
     assert len(written) <= relieve.ROUNDS
 
 
