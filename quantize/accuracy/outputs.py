@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, Literal, TypeAlias
@@ -32,6 +32,9 @@ Watch = Callable[[Outputs, Outputs, Sample], None]
 
 Misfits: TypeAlias = Literal["refuse", "skip"]
 """What becomes of labels that do not fit the predictions: they raise, or do not count."""
+
+LARGE_BITS = 900
+LARGE = 2.0**LARGE_BITS  # a larger sum of binomial coefficients is scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +185,8 @@ class _Sums:
         each: Signal and noise of each float output of each sample.
         rows: Signal and noise of each of its rows, if it can have parts.
         tokens: The divergence of the distributions of tokens.
-        correct: For each label, whether the float model and the INT8 model predict it.
-        whole: For each item with several predictions, whether both models predict all of its labels.
+        correct: The labels that no model predicts, the INT8 model alone, the float model alone, and both; int64 (4,).
+        whole: As `correct` for items with several predictions, of which a model predicts all labels or not.
         states: The outputs that feed the next sample.
     """
 
@@ -193,8 +196,8 @@ class _Sums:
     each: EachSample = field(default_factory=EachSample)
     rows: dict[str, Rows] = field(default_factory=dict)
     tokens: Divergence = field(default_factory=Divergence)
-    correct: list[tuple[bool, bool]] = field(default_factory=list)
-    whole: list[tuple[bool, bool]] = field(default_factory=list)
+    correct: Array = field(default_factory=lambda: np.zeros(4, np.int64))
+    whole: Array = field(default_factory=lambda: np.zeros(4, np.int64))
     states: frozenset[str] = frozenset()
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
@@ -227,7 +230,7 @@ class _Sums:
         check_classes(labels, self.classes.classes, sample.where)
         counts = labels >= 0
         before, after = ((each.reshape(-1) == labels) for each in (expected, actual))
-        self.correct += list(zip(before[counts].tolist(), after[counts].tolist(), strict=True))
+        self.correct += _counted(before[counts], after[counts])
         if 0 < len(expected) < labels.size:
             self.whole += _whole_items(*(each.reshape(len(expected), -1) for each in (before, after, counts)))
 
@@ -279,8 +282,18 @@ def _results(outputs: Iterable[str], states: Collection[str]) -> list[str]:
     return [name for name in every if name not in states] or every
 
 
-def _whole_items(before: Array, after: Array, counts: Array) -> list[tuple[bool, bool]]:
-    """Return whether each item has all its labels right in both models; an item without labels is left out.
+def _counted(before: Array, after: Array) -> Array:
+    """Return how often neither of two models is right, the second alone, the first alone, and both: int64 (4,).
+
+    Args:
+        before: Whether the first model is right, bool (items,).
+        after: Whether the second model is right, bool (items,).
+    """
+    return np.bincount(2 * before.astype(np.uint8) + after, minlength=4)
+
+
+def _whole_items(before: Array, after: Array, counts: Array) -> Array:
+    """Return `_counted` of the items that have all their labels right; an item without labels is left out.
 
     Args:
         before: Whether the float model predicts a label, bool (items, labels).
@@ -288,17 +301,15 @@ def _whole_items(before: Array, after: Array, counts: Array) -> list[tuple[bool,
         counts: Whether it counts, bool (items, labels).
     """
     labelled = counts.any(axis=1)
-    right = [np.asarray((each | ~counts).all(axis=1)) for each in (before, after)]
-    return list(zip(*(each[labelled].tolist() for each in right), strict=True))
+    first, second = (np.asarray((each | ~counts).all(axis=1))[labelled] for each in (before, after))
+    return _counted(first, second)
 
 
-def _labelled(correct: Sequence[tuple[bool, bool]]) -> Labelled | None:
-    """Return the counts of (float correct, INT8 correct) pairs; None without pairs."""
-    if not correct:
-        return None
-    before, after = sum(a for a, _ in correct), sum(b for _, b in correct)
-    broken, fixed = sum(a and not b for a, b in correct), sum(b and not a for a, b in correct)
-    return Labelled(len(correct), before, after, broken, fixed)
+def _labelled(correct: Array) -> Labelled | None:
+    """Return the counts of `_counted` against the labels; None without labels."""
+    neither, fixed, broken, both = map(int, correct)
+    items = neither + fixed + broken + both
+    return Labelled(items, broken + both, fixed + both, broken, fixed) if items else None
 
 
 def measure(
@@ -363,15 +374,19 @@ def compare_outputs(
 def binomial_p(broken: int, fixed: int) -> float:
     """Return the two-sided p-value of an exact binomial test of `broken` against `fixed` (McNemar's, exact).
 
+    The binomial coefficients are floats: for m = min(broken, fixed) the relative error is at most 3 m / 2^53.
+
     >>> binomial_p(4, 4), binomial_p(8, 0)
     (1.0, 0.0078125)
     """
     total = broken + fixed
-    tail = outcomes = 1  # outcomes = comb(total, k)
+    tail, outcomes, exponent = 1.0, 1.0, 1 - total  # outcomes * 2**(exponent + total - 1) = comb(total, k)
     for k in range(min(broken, fixed)):
-        outcomes = outcomes * (total - k) // (k + 1)
+        outcomes = outcomes * (total - k) / (k + 1)
         tail += outcomes
-    return min(1.0, float(2 * tail / 2**total))
+        if tail > LARGE:
+            tail, outcomes, exponent = tail / LARGE, outcomes / LARGE, exponent + LARGE_BITS
+    return min(1.0, math.ldexp(tail, exponent))
 
 
 def score_interval(share: float, items: int) -> Interval:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
+import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -17,7 +20,7 @@ from requant.calibration import Sample
 from requant.calibration.session import Array
 from requant.quantize.accuracy.classes import NO_CLASS, predictions
 from requant.quantize.accuracy.labels import check_label
-from requant.quantize.accuracy.outputs import Accuracy, Labelled, binomial_p, measure, score_interval
+from requant.quantize.accuracy.outputs import Accuracy, Labelled, binomial_p, compare_outputs, measure, score_interval
 from requant.quantize.accuracy.sqnr import decibels, output_powers, powers
 
 counts = st.integers(0, 400)
@@ -56,6 +59,22 @@ def test_binomial_p_of_many_items_neither_overflows_nor_vanishes() -> None:
     assert binomial_p(100_00, 0) >= 0.0
     # the normal approximation of a split 60 % to 40 % of 1000: z = 6.32 with continuity 6.29, p = 3e-10
     assert 1e-10 < binomial_p(600, 400) < 1e-9
+
+
+@pytest.mark.parametrize(("broken", "fixed"), [(20, 600), (700, 1300), (2500, 2540)])
+def test_binomial_p_is_near_the_exact_value(broken: int, fixed: int) -> None:
+    """A coefficient takes two roundings a step, and the sum one: 3 / 2^53 for each step (1 %: their products)."""
+    total, steps = broken + fixed, min(broken, fixed)
+    exact = Fraction(2 * sum(math.comb(total, k) for k in range(steps + 1)), 2**total)
+    assert abs(Fraction(binomial_p(broken, fixed)) / exact - 1) <= Fraction(303 * steps, 100 * 2**53)
+
+
+def test_binomial_p_of_the_pixels_of_an_image_takes_no_time() -> None:
+    began = time.process_time()
+    p = binomial_p(300_000, 301_000)  # with exact coefficients 20 s and more
+    assert time.process_time() - began < 5.0
+    # of a symmetric distribution the normal approximation with continuity errs by a share of 1 / items
+    assert p == pytest.approx(math.erfc(999 / math.sqrt(2 * 601_000)), rel=1e-4)
 
 
 # -------------------------------------------------------------------------------------------------- predictions
@@ -134,6 +153,26 @@ def test_broken_and_fixed_items_are_counted() -> None:
     assert found.labelled.p_value == binomial_p(2, 1)
     assert found.agreement == 2 / 6
     assert found.samples == 6
+
+
+def test_labels_of_pixels_take_no_memory_once_they_are_counted() -> None:
+    random, side = np.random.default_rng(0), 128
+    labels = random.integers(0, 2, (4, 1, side, side))
+    scores = [np.concatenate([1.0 - each, each])[None].astype(np.float32) for each in labels]
+
+    def peak(images: int) -> int:
+        tracemalloc.start()
+        samples = (Sample({}, labels[index % 4], "image") for index in range(images))
+        found = compare_outputs(
+            ({"y": scores[0]}, {"y": scores[index % 4]}, sample) for index, sample in enumerate(samples)
+        )
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert found.labelled is not None
+        assert (found.labelled.items, found.labelled.int8_correct) == (images * side**2,) * 2
+        return most
+
+    assert peak(24) - peak(4) < 20 * side**2  # bytes: one for each pixel
 
 
 def test_the_items_of_a_batch_are_counted_one_by_one() -> None:
