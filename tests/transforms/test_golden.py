@@ -57,6 +57,7 @@ EXPECTED_TRANSFORMS = (
     "mkl_fuse_pad_and_conv",
     "normalize_gemm",
     "obfuscate_names",
+    "pointwise_conv_to_matmul",
     "qdq_to_qoperator",
     "qoperator_to_qdq",
     "quantize_caches",
