@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -18,6 +19,10 @@ from .switch_model import Constants, Switchboard, constant_switches, noises, ten
 # the others. In a network that is hard to quantize all tensors are alike, and none of them is worth a float unit.
 RUIN_DB = 20.0
 STANDS_OUT_DB = 10.0
+
+TOGETHER = 2**26  # bytes of weights whose integers are tried in one session
+Opened: TypeAlias = tuple[Switchboard, Mapping[str, Switch]]
+"""A model with switches, and the switch of each tensor."""
 
 
 def ruinous(sqnr_db: Mapping[str, float], least: float = RUIN_DB) -> dict[str, str]:
@@ -77,18 +82,19 @@ def alone(
         RequantError: The model fails on a sample.
     """
 
-    def opened(segment: Segment) -> tuple[Switchboard, list[Switch]]:
+    def opened(segment: Segment) -> Iterator[Opened]:
         chosen = {name: qparams[name] for name in segment.tensors}
-        board = tensor_switches(segment.model, chosen, readers=readers, optimize=optimize)
-        return board, [Switch("", name) for name in segment.tensors]
+        switches = {name: Switch("", name) for name in segment.tensors}
+        yield tensor_switches(segment.model, chosen, readers=readers, optimize=optimize), switches
 
     return _each(model, tuple(qparams), samples, opened, runs, progress)
 
 
 def weights_alone(
     model: ir.Model,
-    constants: Constants,
+    sizes: Mapping[str, int],
     samples: Sequence[Sample],
+    made: Callable[[Collection[str]], Constants],
     *,
     optimize: bool = True,
     runs: float = math.inf,
@@ -96,10 +102,13 @@ def weights_alone(
 ) -> dict[str, float]:
     """Return the SQNR, in dB, of the worst float output with the weights of one node at a time in integers.
 
+    A session has its weights several times: one serves nodes with at most `TOGETHER` bytes, or a single node.
+
     Args:
         model: A float model.
-        constants: The dequantized constants of each node to try, by its name and the index of the input.
+        sizes: The bytes of the float weights of each node to try, by its name.
         samples: As for `alone`.
+        made: Computes the dequantized constants of some of these nodes, by name and index of the input.
         optimize: As for `alone`.
         runs: As for `alone`.
         progress: As for `alone`, with nodes in place of tensors.
@@ -111,22 +120,37 @@ def weights_alone(
         RequantError: The model fails on a sample.
     """
     nodes = nodes_by_name(model)
-    node_of = {str(nodes[name].outputs[0].name): name for name in constants}
+    node_of = {str(nodes[name].outputs[0].name): name for name in sizes}
 
-    def opened(segment: Segment) -> tuple[Switchboard, list[Switch]]:
-        names = [node_of[tensor] for tensor in segment.tensors]
-        board = constant_switches(segment.model, {name: constants[name] for name in names}, optimize=optimize)
-        return board, [Switch(name, "") for name in names]
+    def opened(segment: Segment) -> Iterator[Opened]:
+        for tensors in _within(segment.tensors, lambda tensor: sizes[node_of[tensor]], TOGETHER):
+            switches = {tensor: Switch(node_of[tensor], "") for tensor in tensors}
+            constants = made([node_of[tensor] for tensor in tensors])
+            yield constant_switches(segment.model, constants, optimize=optimize), switches
 
     found = _each(model, tuple(node_of), samples, opened, runs, progress)
     return {node_of[tensor]: value for tensor, value in found.items()}
+
+
+def _within(names: Iterable[str], size: Callable[[str], int], most: int) -> Iterator[list[str]]:
+    """Yield names in order, in groups whose sizes add up to at most `most`; a larger one is alone."""
+    group: list[str] = []
+    total = 0
+    for name in names:
+        if group and total + size(name) > most:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += size(name)
+    if group:
+        yield group
 
 
 def _each(
     model: ir.Model,
     tensors: Collection[str],
     samples: Sequence[Sample],
-    opened: Callable[[Segment], tuple[Switchboard, list[Switch]]],
+    opened: Callable[[Segment], Iterator[Opened]],
     runs: float,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, float]:
@@ -136,7 +160,7 @@ def _each(
         model: A float model.
         tensors: The tensors.
         samples: As for `alone`.
-        opened: Opens the session of a segment, and returns a switch for each of its tensors.
+        opened: Opens the sessions of a segment, one after the other.
         runs: As for `alone`.
         progress: As for `alone`.
     """
@@ -146,13 +170,14 @@ def _each(
         samples = samples[: int(runs // len(tensors))]
     found: dict[str, float] = {}
     for segment in segments(model, tensors, samples):
-        board, switches = opened(segment)
-        if not board.outputs:
-            found |= dict.fromkeys(segment.tensors, math.inf)
-            continue
-        trials = ({switch} for switch in switches)
-        for name, outputs in zip(segment.tensors, noises(board, trials, segment.samples), strict=True):
-            found[name] = min(decibels(*sums) for sums in outputs.values())
-            if progress is not None:
-                progress(len(found), len(tensors))
+        for board, switches in opened(segment):
+            if not board.outputs:
+                found |= dict.fromkeys(switches, math.inf)
+                continue
+            trials = ({switch} for switch in switches.values())
+            for name, outputs in zip(switches, noises(board, trials, segment.samples), strict=True):
+                found[name] = min(decibels(*sums) for sums in outputs.values())
+                if progress is not None:
+                    progress(len(found), len(tensors))
+            del board  # before the next session opens
     return {name: found[name] for name in tensors}

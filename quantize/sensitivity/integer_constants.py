@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
@@ -13,7 +13,7 @@ from ...transforms.int8.forms import RECURRENT, lookups_of, with_lookups
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ...transforms.int8.qparams import QParams, Scheme, dequantize, quantize, symmetric_s8
-from ...transforms.int8.weights import Adjustment, WeightWriter, turned
+from ...transforms.int8.weights import WeightWriter, turned
 from ...transforms.int8.writer import Writer
 
 
@@ -24,28 +24,27 @@ def integer_constants(
     *,
     scheme: Scheme | None = None,
     means: Mapping[str, Array] | None = None,
-    adjusted: Mapping[str, Adjustment] | None = None,
     exact: bool = True,
+    units: Collection[str] | None = None,
 ) -> dict[str, dict[int, Array]]:
     """Return the dequantized values of the integer constants of a plan's units: weights, biases and operands.
 
-    Arguments as of `insert_qdq`. A bias that an operator of its own adds behind a MatMul is left out.
+    Arguments as of `insert_qdq`; of the units with names in `units`, if given. A bias that an operator of its own adds
+    behind a MatMul is left out.
     """
     scheme = scheme or Scheme()
     copy = model.clone()
-    adjusted = adjusted or {}
     writer = WeightWriter(
         Writer.of(copy, scheme),
         scheme.weight_params,
         means=means or {},
-        adjusted=adjusted,
         exact=exact,
         blocks=scheme.blocks,
     )
     nodes = nodes_by_name(copy)
     qparams = with_lookups(lookups_of(plan, nodes), qparams)
     found = {}
-    for unit in plan.units:
+    for unit in plan.units if units is None else (each for each in plan.units if each.name in units):
         node = nodes[unit.nodes[0]]
         if plan.impl(unit).reads_u8:
             found[unit.name] = _static(node, unit, qparams[plan.root(unit.inputs[0])], scheme, writer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -14,8 +14,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ... import RequantError
 from ...calibration.samples import Sample
+from ...transforms.graph import constant
 from ...transforms.int8.ops import OPS
-from ...transforms.int8.plan import Impl, Plan
+from ...transforms.int8.plan import Impl, Plan, Unit
 from ..accuracy.given_choices import given_choices, with_choices
 from ..accuracy.logits import logits_of
 from ..accuracy.outputs import Accuracy
@@ -29,6 +30,7 @@ from ..runtime.progress import Adding
 from ..sensitivity.each_tensor import alone, ruinous, weights_alone
 from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.switch_graph import ROUNDED
+from ..sensitivity.switch_model import Constants
 from .emit import plan_by_rules
 from .judge import measure_accuracy
 from .ranges import TensorRanges
@@ -184,15 +186,39 @@ def each_units_weights(
         seconds: As for `each_alone`.
     """
     plan, means = candidate.plan, ranges.means if "means" in job.corrections else {}
-    made = integer_constants(
-        job.simple, plan, candidate.qparams, scheme=job.scheme, means=means, exact=job.no_saturation
-    )
-    home = {str(node.name) for node in job.simple.graph}  # not in bodies
-    products = (unit for unit in plan.units if unit.name in made and OPS[unit.op].kind == "compute")
-    units = {unit.nodes[0]: unit.name for unit in products if unit.nodes[0] in home}
-    constants = {node: made[name] for node, name in units.items()}
-    found = _tried(job, constants, accuracy, seconds, weights_alone, "try weights alone")
+    home = {str(node.name): node for node in job.simple.graph}  # not in bodies
+    units = {u.nodes[0]: u.name for u in plan.units if u.nodes[0] in home and _has_weights(plan, u, home[u.nodes[0]])}
+
+    def made(nodes: Collection[str]) -> Constants:
+        names = {units[node]: node for node in nodes}
+        constants = integer_constants(
+            job.simple,
+            plan,
+            candidate.qparams,
+            scheme=job.scheme,
+            means=means,
+            exact=job.no_saturation,
+            units=names,
+        )
+        return {names[unit]: arrays for unit, arrays in constants.items()}
+
+    sizes = {name: sum(tensor.nbytes for tensor in map(constant, home[name].inputs) if tensor) for name in units}
+    found = _tried(job, sizes, accuracy, seconds, partial(weights_alone, made=made), "try weights alone")
     return {units[node]: value for node, value in found.items()}
+
+
+def _has_weights(plan: Plan, unit: Unit, first: ir.Node) -> bool:
+    """Return whether a unit is a product with weights that are integers in a plan.
+
+    Args:
+        plan: The plan.
+        unit: The unit.
+        first: Its first node.
+    """
+    row = OPS.get(unit.op)
+    if row is None or row.kind != "compute" or row.native or not plan.impl(unit).int8:
+        return False
+    return constant(first.inputs[1]) is not None
 
 
 def _tried(

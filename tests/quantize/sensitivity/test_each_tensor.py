@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,8 @@ from onnx import numpy_helper
 
 from requant.calibration import Sample
 from requant.quantize import Options, quantize_model
-from requant.quantize.sensitivity import segments
-from requant.quantize.sensitivity.each_tensor import RUIN_DB, alone, ruinous, weights_alone
+from requant.quantize.sensitivity import each_tensor, segments
+from requant.quantize.sensitivity.each_tensor import RUIN_DB, _within, alone, ruinous, weights_alone
 from requant.transforms.int8.qparams import asymmetric_u8
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -102,14 +102,27 @@ def test_the_noise_of_a_tensor_alone_is_that_of_its_own_rounding() -> None:
 
 
 @pytest.mark.usefixtures("cut")
-def test_the_noise_of_the_weights_of_one_node_alone_is_that_of_their_rounding() -> None:
+@pytest.mark.parametrize("most", [None, 1], ids=["together", "one after the other"])
+def test_the_noise_of_the_weights_of_one_node_alone_is_that_of_their_rounding(
+    monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
     proto, items = huge_channel(), samples(feeds(2, 1, 32, 8, 8))
     names = {"second": "w2", "fourth": "w4"}
     arrays = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
     rounded = {name: np.round(arrays[weight] * 8) / 8 for name, weight in names.items()}
     told: list[tuple[int, int]] = []
-    constants = {name: {1: array.astype(np.float32)} for name, array in rounded.items()}
-    found = weights_alone(ir.from_proto(proto), constants, items, progress=lambda *step: told.append(step))
+    asked: list[list[str]] = []
+    if most is not None:
+        monkeypatch.setattr(each_tensor, "TOGETHER", most)
+
+    def made(nodes: Collection[str]) -> dict[str, dict[int, Floats]]:
+        asked.append([*nodes])
+        return {name: {1: rounded[name].astype(np.float32)} for name in nodes}
+
+    sizes = {name: array.nbytes for name, array in rounded.items()}
+    found = weights_alone(ir.from_proto(proto), sizes, items, made, progress=lambda *step: told.append(step))
+    assert [name for group in asked for name in group] == ["second", "fourth"]
+    assert most is None or len(asked) == 2
     for name, weight in names.items():
         other = onnx.ModelProto()
         other.CopyFrom(proto)
@@ -123,7 +136,12 @@ def test_the_noise_of_the_weights_of_one_node_alone_is_that_of_their_rounding() 
         expected = 10 * math.log10(np.square(exact).sum() / np.square(noisy - exact).sum())
         assert expected - 0.1 < found[name] < expected + 1e-3  # channels differ: each counts by its own power
     assert told == [(1, 2), (2, 2)]
-    assert weights_alone(ir.from_proto(proto), constants, items, runs=1) == {}
+    assert weights_alone(ir.from_proto(proto), sizes, items, made, runs=1) == {}
+
+
+def test_nodes_are_tried_together_up_to_a_size() -> None:
+    sizes = {"a": 3, "b": 4, "c": 9, "d": 1, "e": 7, "f": 1}
+    assert list(_within(sizes, sizes.__getitem__, 8)) == [["a", "b"], ["c"], ["d", "e"], ["f"]]
 
 
 @pytest.mark.usefixtures("cut")

@@ -14,6 +14,8 @@ from onnx import numpy_helper
 from requant.quantize import Options
 from requant.quantize.job import Evidence
 from requant.quantize.runtime.progress import silent
+from requant.quantize.sensitivity import each_tensor
+from requant.quantize.sensitivity.integer_constants import integer_constants
 from requant.quantize.steps import evidence
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
@@ -79,6 +81,22 @@ def test_the_weights_that_lose_most_by_rounding_have_most_noise(tmp_path: Path) 
     # an error of 20 / 127 / sqrt(12) beside weights of 0.2: their square, 0.05, within a factor of two
     assert 0.025 < found["coarse"] < 0.1
     assert max(found["first"], found["last"]) < 1e-3
+
+
+def test_few_constants_are_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all units, with the copies of a session, took eight times the weights of the model."""
+    made = integer_constants
+    held: list[list[str]] = []
+
+    def kept(*arguments: Any, **options: Any) -> Any:
+        held.append([*(found := made(*arguments, **options))])
+        return found
+
+    monkeypatch.setattr("requant.quantize.steps.evidence.integer_constants", kept)
+    together = gathered(tmp_path, corrections=("means",)).noise_of_weights
+    monkeypatch.setattr(each_tensor, "TOGETHER", 2 * 8 * 8 * 3 * 3 * 4)  # bytes of two of the three weights
+    assert gathered(tmp_path, corrections=("means",)).noise_of_weights == pytest.approx(together, rel=1e-6)
+    assert held == [["first", "coarse", "last"], ["first", "coarse"], ["last"]]
 
 
 def test_corrections_that_learn_leave_a_part_of_the_noise(tmp_path: Path) -> None:
