@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -192,11 +192,14 @@ def _moved_conversions(search: _Search, executed: Iterable[ir.Node]) -> None:
     """Match a QuantizeLinear or DequantizeLinear that the runtime moved over other nodes, by its scale."""
     taken = set(search.home.values())
     free = [node for node in executed if node.op_type in CONVERSIONS and node.name not in taken]
+    alike: dict[tuple[str, str | None], deque[str]] = defaultdict(deque)
+    for name, other in search.nodes.items():
+        if name not in search.home and other.op_type in CONVERSIONS:
+            alike[other.op_type, _scale(other)].append(name)
     for node in free:
-        for name, other in search.nodes.items():
-            if name not in search.home and other.op_type == node.op_type and _scale(other) == _scale(node) is not None:
-                search.home[name] = node.name or ""
-                break
+        scale = _scale(node)
+        if scale is not None and (names := alike[node.op_type, scale]):
+            search.home[names.popleft()] = node.name or ""
 
 
 def _scale(node: ir.Node) -> str | None:

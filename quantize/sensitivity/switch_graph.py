@@ -124,7 +124,7 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
             for tensor in unit.rounded:
                 taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, ROUNDED[impl])
     taken = {(id(node), index) for tap in taps.values() for node, index in tap.uses}
-    for tensor in sorted(plan.produced_u8, key=list(plan.quantized).index):
+    for tensor in (each for each in plan.quantized if each in plan.produced_u8):
         value = values[tensor]
         uses = [(use.node, use.idx) for use in value.uses() if (id(use.node), use.idx) not in taken]
         if uses or is_computed_output(value):

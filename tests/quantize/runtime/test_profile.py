@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import RequantError
 from requant.quantize import Options, quantize_model
+from requant.quantize.runtime import match
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.runtime.profile import KernelRun, executed, integer_share
 from requant.quantize.runtime.session import Runner
@@ -140,3 +142,27 @@ def test_kernels_in_the_body_of_a_loop_count_once_per_iteration_and_the_loop_its
     assert (runs["Loop"].microseconds, runs["Loop"].steps) == (0.0, 1)
     assert (runs["MatMul"].steps, runs["MatMul"].macs) == (5, 5 * 2 * 64 * 64)
     assert runs["MatMul"].microseconds > 0
+
+
+def test_moved_conversions_are_found_by_their_scales_at_one_look_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[ir.Node] = []
+    scale_of = match._scale
+
+    def look(node: ir.Node) -> str | None:
+        looks.append(node)
+        return scale_of(node)
+
+    monkeypatch.setattr(match, "_scale", look)
+
+    def graph(prefix: str, order: range) -> ir.Graph:
+        nodes = []
+        for place in order:
+            inputs = [ir.val(f"{prefix}_x{place}"), ir.val(f"s{place // 2}")]  # two nodes have one scale
+            nodes.append(ir.node("QuantizeLinear", inputs, name=f"{prefix}{place}"))
+            nodes[-1].outputs[0].name = f"{prefix}_y{place}"
+        return ir.Graph([], [], nodes=nodes, opset_imports={"": 17}, name=prefix)
+
+    ran = graph("ran", range(39, -1, -1))
+    found = match.match(ir.Model(graph("own", range(40)), ir_version=9), ran, [str(node.name) for node in ran])
+    assert found.kernels == {f"own{place}": f"ran{place ^ 1}" for place in range(40)}  # the first one that ran
+    assert len(looks) == 2 * 40

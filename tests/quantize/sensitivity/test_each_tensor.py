@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ from requant.calibration import Sample
 from requant.quantize import Options, quantize_model
 from requant.quantize.sensitivity import each_tensor, segments
 from requant.quantize.sensitivity.each_tensor import RUIN_DB, _within, alone, ruinous, weights_alone
+from requant.quantize.sensitivity.switch_graph import taps_of
 from requant.transforms.int8.qparams import asymmetric_u8
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -298,3 +301,24 @@ def test_low_effort_tries_tensors_of_a_ruined_model_unless_that_takes_too_long(
     monkeypatch.setattr("requant.quantize.steps.deliver.RESCUE", 0.0)
     ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", options)
     assert ruined.accuracy.worst_sqnr_db < RUIN_DB < mended.accuracy.worst_sqnr_db
+
+
+def test_tensors_that_units_write_are_switched_in_their_order() -> None:
+    """Comparing names with names would take a time that grows with their square."""
+    compared: list[str] = []
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(self)
+            return str.__eq__(self, other)
+
+    names = [Name(f"t{index}") for index in range(40)]
+    body = "".join(f"t{index + 1} = Relu(t{index}) " for index in range(40))
+    model = ir.from_proto(build(f"net (float[4] t0) => (float[4] t40) {{ {body} }}"))
+    plan: Any = SimpleNamespace(units=(), produced_u8=frozenset(names[1:]), quantized=tuple(names), root=str)
+    found = taps_of(model, plan, dict.fromkeys(map(str, names), asymmetric_u8(0.0, 1.0)))
+    assert [switch.tensor for switch in found] == names[1:]
+    assert len(compared) < 10 * len(names)
