@@ -25,7 +25,8 @@ constexpr int64_t kMostPixels = int64_t{1} << 23;  // of one mean: their sum fit
 // Moves a kernel over images, and calls a function for windows side by side with equal numbers of pixels.
 class Pool {
  public:
-  explicit Pool(const ort::Node& node) : ceil_(node.attribute("ceil_mode", 0) != 0) {
+  explicit Pool(const ort::Node& node)
+      : ceil_(node.attribute("ceil_mode", 0) != 0), padding_counts_(node.attribute("count_include_pad", 0) != 0) {
     read_window(node, window_);
     read_pair(node, "kernel_shape", window_.kernel);
     for (int axis = 0; axis < 2; ++axis)
@@ -41,10 +42,10 @@ class Pool {
     const ort::Tensor x = run.input(0);
     require(x.shape.size() == 4, "x must be (batch, height, width, channels)");
     const Extent extent{x.shape[0], x.shape[1], x.shape[2], length(0, x.shape[1]), length(1, x.shape[2])};
-    require(extent.rows > 0 && extent.columns > 0, "x is smaller than the kernel");
+    require(extent.rows >= 0 && extent.columns >= 0, "x is smaller than the kernel");
     const int64_t channels = x.shape[3];
     uint8_t* y = run.output({extent.batch, extent.rows, extent.columns, channels});
-    if (extent.batch == 0 || channels == 0) return;
+    if (extent.batch * extent.rows * extent.columns * channels == 0) return;
     run.parallel(static_cast<size_t>(extent.batch * extent.rows), [&](size_t index) {
       const int64_t image = static_cast<int64_t>(index) / extent.rows, row = static_cast<int64_t>(index) % extent.rows;
       const uint8_t* from = x.as<uint8_t>() + image * extent.height * extent.width * channels;
@@ -65,13 +66,13 @@ class Pool {
   }
 
  private:
-  // The length of an axis of the result. Rounded up, the last kernel may end behind the padding, but begins before it;
-  // so one kernel may be longer than the padded image.
+  // The length of an axis of the result, as the runtime computes it: 1 where less than a stride is missing to the kernel. Rounded
+  // up, the last kernel may end behind the padding, but begins before it. -1 is no length.
   int64_t length(int axis, int64_t input) const {
-    if (!ceil_) return window_.length(axis, input);
     const int64_t reach = window_.dilation[axis] * (window_.kernel[axis] - 1) + 1, stride = window_.stride[axis];
     const int64_t end = window_.before[axis] + input, free = end + window_.after[axis] - reach;
-    const int64_t more = free > -stride ? divided(free, stride) : -1;  // kernels behind the first one
+    if (free < 0 && padding_counts_) return -1;
+    const int64_t more = ceil_ && free > 0 ? divided(free, stride) : free / stride;  // kernels behind the first one
     return more * stride >= end ? more : more + 1;
   }
 
@@ -104,6 +105,7 @@ class Pool {
 
   Window window_;
   bool ceil_;
+  bool padding_counts_;  // the versions of ONNX differ in how many taps of a kernel behind the padding count
 };
 
 class MaximumKernel {
