@@ -10,7 +10,8 @@ from ..kernels.library import Kernels
 from ..model.files import size_text
 from ..runtime.clock import doubt
 from ..tools.bench.bench import Bench, Timed
-from ..tools.bench.compile import Change, Compiled
+from ..tools.bench.compile import Compiled
+from ..tools.bench.compiled_times import Change
 from ..tools.bench.profile import BenchProfile
 from ..tools.bench.settings import Settings
 from .terminal import Terminal, headless, threads_text

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import onnx_ir as ir
 from .... import RequantError
 from ....calibration.newer import lower
 from ....calibration.samples import Sample
-from ....calibration.session import Array, open_session
+from ....calibration.session import open_session
 from ....calibration.sources import DataSource, Source
 from ....system.given import check_function, check_path, whole
 from ....system.notes import note_written
@@ -35,58 +34,22 @@ from ...model.files import (
     staging,
 )
 from ...model.writing import save_model
-from ...runtime.clock import Times, race, uncertainty
 from ...runtime.compiled_for import KEY, Target, this_machine
 from ...runtime.configured import (
-    GAIN,
     Values,
-    configured_run,
     configured_runner,
     create_session,
-    open_configured,
     set_option,
     snippet,
-    threads_of,
 )
 from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
+from .compiled_times import SECONDS, Change, is_ort, timed
 from .native import STOCK, UNCHANGED, Natives, choose, native_library, needed_library
 from .probes import add_probes
 
-SECONDS = 2.0  # how long loads are timed, and again runs
 COMPARED = 8  # samples whose outputs are compared
-LOADS, MOST_LOADS = 5, 25  # the minimum and the maximum number of timed loads
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A time before and after.
-
-    Attributes:
-        before_ms: Minimum time with the original.
-        after_ms: Minimum time with the compiled model.
-        before_median_ms: Median time with the original.
-        after_median_ms: Median time with the compiled model.
-        count: The number of measurements of each.
-        uncertainty: How far the speed-up may be from the truth, as a share of it.
-    """
-
-    before_ms: float
-    after_ms: float
-    before_median_ms: float
-    after_median_ms: float
-    count: int
-    uncertainty: float = 0.0
-
-    @property
-    def speedup(self) -> float:
-        """Time with the original over time with the compiled model."""
-        return self.before_ms / self.after_ms
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {**asdict(self), "speedup": self.speedup}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,10 +167,10 @@ def compile_model(
     del original  # models are timed without its weights in memory
     progress("time", 0, None)
     after = [{**base, **each} for each in made.values]
-    times = _timed((path, {**base, **needed}), (output, after), feed, weights)
+    times = timed((path, {**base, **needed}), (output, after), feed, weights)
     return Compiled(
         output=os.fspath(output),
-        format="ort" if _is_ort(output) else "onnx",
+        format="ort" if is_ort(output) else "onnx",
         target=made.target,
         probes=made.probes,
         settings=times.settings,
@@ -229,11 +192,6 @@ LEVELS: Sequence[Values] = (UNCHANGED, {"graph_optimization_level": "basic"})
 """The options to load a compiled model: unchanged, or with constants (the probes) computed once."""
 
 
-def _is_ort(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is in ORT format, by its name."""
-    return Path(path).suffix.lower() == ".ort"
-
-
 def _original(
     path: str | os.PathLike[str], output: str | os.PathLike[str], asked: str
 ) -> tuple[ir.Model, Weights, Values]:
@@ -246,10 +204,10 @@ def _original(
     if KEY in original.metadata_props:
         raise RequantError(f"{path}: the model is already compiled; compile the original")
     weights = Weights.of(original)
-    if _is_ort(output) and weights.total > PROTOBUF_LIMIT:
+    if is_ort(output) and weights.total > PROTOBUF_LIMIT:
         raise RequantError(f"{output}: the ORT format holds 2 GB; give a path that ends in .onnx")
     needed = needed_library(original)
-    if needed and asked != STOCK and _is_ort(output):
+    if needed and asked != STOCK and is_ort(output):
         why = "the model has native operators; give a path that ends in .onnx, or choose the kernels 'stock'"
         raise RequantError(f"{output}: {why}")
     return original, weights, needed
@@ -363,7 +321,7 @@ def _written(
     inner.mkdir()
     plain, made = inner / "plain.onnx", inner / "made.ort"
     save_model(model, plain)
-    if not _is_ort(output):
+    if not is_ort(output):
         found = _outputs(plain, values, samples)
         save_model(model, output)
         return found
@@ -411,91 +369,3 @@ def _same(one: object, other: object) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     return bool(one == other)
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """How fast a compiled model is.
-
-    Attributes:
-        settings: The session options with which it is fastest.
-        load: Load times of the original, and of the compiled model with `settings`.
-        run: Run times of both; None without inputs.
-    """
-
-    settings: Values
-    load: Change
-    run: Change | None
-
-
-def _timed(
-    before: tuple[str | os.PathLike[str], Values],
-    after: tuple[str | os.PathLike[str], Sequence[Values]],
-    feed: Mapping[str, Array] | None,
-    weights: Weights,
-) -> _Timed:
-    """Time a model against its original.
-
-    Args:
-        before: The original, with its session options.
-        after: The compiled model, with the session options to try.
-        feed: The inputs of a run; None to time loads alone.
-        weights: The size of the weights.
-    """
-    output, levels = after
-    if _is_ort(output) or weights.large:
-        levels = levels[:1]  # a graph in ORT format is not optimised again
-    settings, run = _timed_runs([before, *((output, level) for level in levels)], feed, SECONDS, weights)
-    return _Timed(settings, _timed_loads(before, (output, settings), SECONDS), run)
-
-
-def _timed_runs(
-    jobs: Sequence[tuple[str | os.PathLike[str], Values]],
-    feed: Mapping[str, Array] | None,
-    seconds: float,
-    weights: Weights,
-) -> tuple[Values, Change | None]:
-    """Time runs of the original, the first job, and of the compiled model at one or two levels.
-
-    Only one large model is loaded at a time. Returns the settings for the compiled model, the first unless the second
-    is at least `GAIN` times as fast, and the times of both.
-    """
-    if feed is None:
-        return jobs[1][1], None
-    threads = threads_of(jobs[0][1])
-    if weights.large:
-        times = [race([configured_run(*job, feed)], seconds=seconds / len(jobs), threads=threads)[0] for job in jobs]
-    else:
-        times = race([configured_run(*job, feed) for job in jobs], seconds=seconds, threads=threads)
-    best = 2 if len(jobs) > 2 and times[1].least >= GAIN * times[2].least else 1
-    return jobs[best][1], _change(times[0], times[best])
-
-
-def _timed_loads(
-    before: tuple[str | os.PathLike[str], Values], after: tuple[str | os.PathLike[str], Values], seconds: float
-) -> Change:
-    """Time the loading of two models in turn, without the end of their sessions."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for job in (before, after):
-        open_configured(*job)  # the files are now in the page cache
-    end = time.perf_counter() + seconds
-    while len(times[0]) < LOADS or (time.perf_counter() < end and len(times[0]) < MOST_LOADS):
-        for place in (0, 1) if len(times[0]) % 2 == 0 else (1, 0):
-            start = time.perf_counter()
-            session = open_configured(*(before, after)[place])
-            times[place].append(time.perf_counter() - start)
-            del session
-    before_times, after_times = (Times(tuple(each)) for each in times)
-    return _change(before_times, after_times)
-
-
-def _change(before: Times, after: Times) -> Change:
-    """Return minima and medians, and how sure their ratio is."""
-    return Change(
-        1e3 * before.least,
-        1e3 * after.least,
-        1e3 * before.median,
-        1e3 * after.median,
-        min(len(before.seconds), len(after.seconds)),
-        uncertainty([after, before]),
-    )
