@@ -244,6 +244,7 @@ class Placement:
         uncertainty: How far the ratios of the times of the plans may be from the truth, as a share of them.
         sure: Whether the costs of units were measured without waiting for a processor.
         chosen: The name of the plan among those that were timed; empty without any.
+        why: Why rules decided where costs were to; empty otherwise.
     """
 
     how: str = "rules"
@@ -254,6 +255,7 @@ class Placement:
     uncertainty: float = 0.0
     sure: bool = True
     chosen: str = ""
+    why: str = ""
 
     @property
     def doubts(self) -> list[str]:
@@ -267,7 +269,8 @@ class Placement:
         if not self.served:
             predicted = "" if self.predicted_ms is None else f"; sum of costs {self.predicted_ms:.2f} ms"
             relieved = "; then units to float for accuracy" if self.relieved else ""
-            yield "placement", f"{self.how}{self._timed}{predicted}{relieved}"
+            why = f": {self.why}" if self.why else ""
+            yield "placement", f"{self.how}{why}{self._timed}{predicted}{relieved}"
             return
         first = self.served[0]
         yield "placement", f"{self.how}: {first.chosen}, of {len(first.tried)} plans"
@@ -293,6 +296,7 @@ class Placement:
         """Return it as plain JSON values; `served` only for several batch sizes."""
         found = {
             "how": self.how,
+            "why": self.why,
             "predicted_ms": self.predicted_ms,
             "tried_ms": dict(self.tried),
             "chosen": self.chosen,

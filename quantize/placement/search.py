@@ -86,7 +86,7 @@ def place(
         return write(asked(all_int8_plan(facts, rules))), Placement("all")
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
     if not free or not costs_decide(job):
-        return write(asked(rules)), Placement("rules")
+        return write(asked(rules)), Placement("rules", why=_why_rules_decide(job) if free else "")
     sizes = sizes_of(job, facts, rules, write, noise or {})
     if how == "estimated":
         plan, placement = _estimated_placement(sizes)
@@ -188,6 +188,15 @@ def costs_decide(job: Job) -> bool:
     """Return whether costs decide: never in models with control flow; measured costs only with a feed."""
     how, timed = job.policy.how, job.feed is not None and not job.weights.large
     return not computes_in_bodies(job.simple) and (how == "estimated" or (how == "measured" and timed))
+
+
+def _why_rules_decide(job: Job) -> str:
+    """Return why costs do not decide though they were asked for; empty if they were not."""
+    if job.policy.how not in ("measured", "estimated"):
+        return ""
+    if computes_in_bodies(job.simple):
+        return "the model has control flow, whose costs are not known"
+    return "the model is too large to time many plans" if job.weights.large else "no data to time plans on"
 
 
 def _known_costs(job: Job) -> Costs:

@@ -240,6 +240,7 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
     ("placement", "text"),
     [
         (Placement("rules"), "rules"),
+        (Placement("rules", why="no data to time plans on"), "rules: no data to time plans on"),
         (
             Placement("measured", 1.2, {"rules": 2.0, "cut 1": 1.0}, chosen="cut 1"),
             "measured: 'cut 1', 1.00 ms, of 2 plans (others: 'rules' 2.00); sum of costs 1.20 ms",
@@ -250,7 +251,7 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
             + "for native operators, or beside the error of the clock; then units to float for accuracy",
         ),
     ],
-    ids=["not timed", "fastest", "slower"],
+    ids=["not timed", "not to be timed", "fastest", "slower"],
 )
 def test_the_row_of_the_placement_says_which_plan_was_taken(placement: Placement, text: str) -> None:
     assert dict(replace(RESULT, placement=placement).rows())["placement"] == text

@@ -260,6 +260,7 @@ def test_one_batch_size_is_timed_once(model: Path, monkeypatch: pytest.MonkeyPat
     assert (len(clock.calls), placement.served, placement.chosen) == (1, (), "cut")
     assert set(placement.to_json()) == {
         "how",
+        "why",
         "predicted_ms",
         "tried_ms",
         "chosen",

@@ -10,7 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from requant.quantize import Options
+from requant.quantize import Options, quantize_model
 from requant.quantize.job import Job
 from requant.quantize.placement import runs
 from requant.quantize.placement.runs import samples_for
@@ -66,6 +66,8 @@ def test_costs_are_not_measured_in_bodies(tmp_path: Path) -> None:
     feeds = [{"x": np.ones((1, 8), np.float32), "c": np.array(True)}] * 40
     made = prepare(tmp_path / "m.onnx", feeds, Options(effort="low"), tmp_path, silent)
     assert set(forecast(made)) == {"calibrate", "compare", "time"}
+    found = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", Options(effort="low", force_int8=True))
+    assert found.placement.why == "the model has control flow, whose costs are not known"
 
 
 def test_other_processes_make_everything_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
