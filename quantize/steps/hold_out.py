@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import groupby
 
 from ...calibration.kept import LIMIT, counted, kept
 from ...calibration.sequences import stretches
@@ -60,9 +62,7 @@ def _hold_out_sequences(job: Job, source: Source) -> Job:
     assert source.rows.starts is not None  # steps with a state are in sequences
     starts, count = source.rows.starts(None)
     positions = range(count) if source.picked is None else source.picked
-    begins = [*starts, count]
-    parts = [[each for each in positions if begin <= each < end] for begin, end in pairwise(begins)]
-    parts = [part for part in parts if part]
+    parts = [list(part) for _, part in groupby(positions, key=partial(bisect_right, starts))]
     if len(positions) < FEWEST or len(parts) < PART:
         return job
     others = [position for part in parts[PART // 2 :: PART] for position in part]
