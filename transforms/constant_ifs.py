@@ -13,6 +13,7 @@ from .graph import (
     constant,
     every_graph,
     graph_of,
+    insert_before,
     names,
     own_values,
     remove,
@@ -64,10 +65,7 @@ def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph) -> None:
     graph.insert_before(node, moved)
     for old, new in zip(node.outputs, results, strict=True):
         if not can_replace(old, new):
-            copy = ir.node("Identity", [new])
-            copy.outputs[0].name = copy.name = unused_name(names(model), f"{old.name}/copy")
-            graph.insert_before(node, [copy])
-            new = copy.outputs[0]
+            new = insert_before(node, names(model), "Identity", [new], stem=f"{old.name}/copy")
         replace(old, new)
     remove(node)
 

@@ -14,6 +14,7 @@ from .graph import (
     names,
     node_name,
     remove,
+    remove_if_unread,
     replace,
     sole_reader,
     unused_name,
@@ -72,8 +73,7 @@ def _replace(conv: ir.Node, taken: set[str]) -> None:
     replace(after.outputs[0], result)
     for node in (after, conv):
         remove(node)
-    if not before.outputs[0].uses() and not before.outputs[0].is_graph_output():
-        remove(before)
+    remove_if_unread(before)
 
 
 def _is_pointwise(conv: ir.Node, shape: tuple[int, ...]) -> bool:

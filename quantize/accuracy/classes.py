@@ -237,8 +237,9 @@ class Tally:
         self.predictions += expected.size
         self.equal += int((expected == actual).sum())
         self.lost += float(losses.sum())
-        pair, classes = (expected, actual), scores.shape[-1]
-        texts = text_losses(losses.reshape(expected.shape), pair, classes, sample) if len(heads) == 1 else None
+        texts = None
+        if len(heads) == 1:
+            texts = text_losses(losses.reshape(expected.shape), expected, actual, scores.shape[-1], sample)
         self.whole += _whole_losses(losses, _items(sample)) if texts is None else texts
         self.sure += top
         low, high = self.span

@@ -20,25 +20,24 @@ RUN = 3.0
 """The most steps in a row, in the mean, that have one class of a text. A classifier of frames has longer runs."""
 
 
-def text_losses(losses: Array, best: tuple[Array, Array], classes: int, sample: Sample) -> list[float] | None:
+def text_losses(losses: Array, expected: Array, actual: Array, classes: int, sample: Sample) -> list[float] | None:
     """Return the loss of each text, 0 for a text that is the same in both models; None if they are no texts.
 
     A character that begins a step earlier changes the best class of two steps, and not the text. A changed text loses
-    what its steps lose, ``1 - prod(1 - l)``. That is more than the difference of the texts' probabilities, the sum over
-    all paths, and has to be: a text in 16 that changes says little of the others. By that difference a reader of lines
-    kept 0.9083 of its lines right and not 0.9333, and was told 0.08 points.
+    what its steps lose, ``1 - prod(1 - l)``. The difference of the two texts' probabilities, over all paths, is less.
+    It is not taken: one changed text of 16 says little about other texts. With this difference, a reader kept 0.9083 of
+    its lines right in place of 0.9333, and the predicted drop was 0.08 points.
 
     Args:
         losses: What each prediction loses, 0..1, (N, T) or (T, N).
-        best: The predictions of the float model and of the INT8 model, in the same order.
+        expected: The predictions of the float model, in the same order.
+        actual: The predictions of the INT8 model, in the same order.
         classes: The number of classes.
         sample: Its inputs tell which axis counts items; a tagger has a class for each of its tokens.
     """
-    expected, actual = best
     if expected.ndim != 2:
         return None
-    lengths = {len(array) for array in sample.feed.values() if array.ndim}
-    if len(expected) not in lengths and expected.shape[1] in lengths:
+    if not batch_first(expected.shape, sample):
         losses, expected, actual = losses.T, expected.T, actual.T
     blank = blank_of(expected, classes)
     tagged = any(array.dtype.kind in "iu" and array.shape == expected.shape for array in sample.feed.values())
@@ -53,6 +52,14 @@ def _are_texts(best: Array, blank: int) -> bool:
     steps = int((best != blank).sum())
     runs = sum(map(len, collapsed(best, blank)))
     return 0 < steps <= RUN * runs and steps < (1 - BLANK) * best.size
+
+
+def batch_first(shape: tuple[int, ...], sample: Sample) -> bool:
+    """Whether the first of two axes is the batch: one of them that has length 1, else the one that inputs have."""
+    if (shape[0] == 1) != (shape[1] == 1):
+        return shape[0] == 1
+    sizes = {len(array) for array in sample.feed.values() if array.ndim}
+    return shape[0] in sizes or shape[1] not in sizes
 
 
 def blank_of(best: Array, classes: int) -> int:

@@ -199,6 +199,11 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
         raise RequantError(f"{path}: cannot write to {str(folder)!r}: {reason_of(error)}") from error
 
 
+def is_ort(path: PathLike) -> bool:
+    """Return whether a file is in ORT format, by its name."""
+    return Path(path).suffix.lower() == ".ort"
+
+
 def check_onnx_output(path: PathLike, source: PathLike, *, force: bool, external: bool = False) -> None:
     """Refuse a bad path for a model in ONNX format; the arguments are those of `check_output`.
 
@@ -206,7 +211,7 @@ def check_onnx_output(path: PathLike, source: PathLike, *, force: bool, external
         RequantError: The name is that of an ORT file, or `check_output` refuses the path.
     """
     check_output(path, source, force=force, external=external)
-    if Path(path).suffix.lower() == ".ort":
+    if is_ort(path):
         raise RequantError(f"{path}: 'requant compile' makes .ort files of .onnx files; write an .onnx file")
 
 

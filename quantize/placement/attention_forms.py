@@ -63,21 +63,21 @@ def _form_obstacle(unit: Unit, facts: Facts) -> Reason:
 def _follows_cache(found: FoundAttention, shapes: Sequence[Sequence[int | str | None]], facts: Facts) -> bool:
     """Return whether the cache of attention is float32, and the heads are known that q and k have.
 
-    In order there must be a new key for each query, as far as their numbers are known: from a single query the
-    runtime hides no key, but the operator does.
+    With a causal mask there must be as many new keys as queries, where both numbers are known: the runtime hides no
+    key from a single query, but the operator does.
     """
     joined = any(found.heads)
     counts = found.heads if joined else (shapes[0][1], shapes[1][1])
     of_q, of_k = (count if isinstance(count, int) else 0 for count in counts)
-    rows = {shape[1 if joined else 2] for shape in shapes[:2]}
-    if found.causal and len({count for count in rows if isinstance(count, int) or count in _names(found)}) > 1:
+    rows, names = {shape[1 if joined else 2] for shape in shapes[:2]}, _names(found)
+    if found.causal and len({count for count in rows if isinstance(count, int) or count in names}) > 1:
         return False
     known = of_q > 0 and of_k > 0 and of_q % of_k == 0
     return known and all(is_float32(facts.values.get(str(value.name), value)) for value in found.past)
 
 
 def _names(found: FoundAttention) -> set[str | None]:
-    """Return the names that the user's model has for lengths; onnx names each other one on its own, also equal ones."""
+    """Return the names of lengths in the user's model. onnx gives every other length a name of its own."""
     graph = found.nodes[0].graph
     inputs = () if graph is None else graph.inputs
     return {axis for value in inputs for axis in plain_shape(value) or () if isinstance(axis, str)}

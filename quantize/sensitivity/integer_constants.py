@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.insert_qdq import constant_operands
-from ...transforms.int8.forms import RECURRENT, lookups_of, with_lookups
+from ...transforms.int8.forms import lookups_of, with_lookups
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ...transforms.int8.qparams import QParams, Scheme, dequantize, quantize, symmetric_s8
@@ -67,25 +67,21 @@ def _static(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, writer: Weigh
 def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict[int, Array]:
     """Return the dequantized weights of a unit that reads float."""
     row, found = OPS[unit.op], {}
-    if row.native:  # attention has no weights
+    if row.native:  # attention has no weights, and nobody asks for those of recurrent operators
         return {}
     if impl.in_blocks:
         values = writer.blocked(node, unit).values()
         return {0: values} if unit.op == "Gather" else {1: turned(node, values)}
-    indices = row.stores if impl is Impl.WEIGHT else (1, 2) if unit.op in RECURRENT else (1,)
-    for index in indices:
+    for index in row.stores if impl is Impl.WEIGHT else (1,):
         tensor = constant(node.inputs[index])
         if tensor is None:
             continue
         array = tensor.numpy()
         if unit.op == "Gather":
-            params, rows = symmetric_s8(array, 0), array
-        elif unit.op in RECURRENT:
-            rows = array.reshape(array.shape[0] * array.shape[1], -1)
-            params = writer.params(rows, 0)
+            params = symmetric_s8(array, 0)
         else:
-            params, rows = writer.params(array, row.channel_axis(node) % array.ndim), array
-        found[index] = dequantize(quantize(rows, params), params).reshape(array.shape)
+            params = writer.params(array, row.channel_axis(node) % array.ndim)
+        found[index] = dequantize(quantize(array, params), params)
     return found
 
 

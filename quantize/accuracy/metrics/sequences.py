@@ -10,7 +10,7 @@ from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, is_float
 from ..labels import whole
-from ..transcripts import blank_of, collapsed
+from ..transcripts import batch_first, blank_of, collapsed
 from .items import Items, spread
 
 
@@ -60,16 +60,8 @@ def transcripts(outputs: Outputs, sample: Sample, *, words: bool) -> list[Array]
     for value in (value for value in arrays if value.dtype.kind in "iu" and value.ndim == 2):
         return [row[row >= 0].astype(np.int64) for row in value]
     for value in (value for value in arrays if is_float(value) and value.ndim == 3 and value.size):
-        return best_path(value if _batch_first(value.shape, sample) else np.swapaxes(value, 0, 1))
+        return best_path(value if batch_first(value.shape, sample) else np.swapaxes(value, 0, 1))
     raise RequantError(f"{sample.where}: no output holds class scores (T, N, C) or tokens (N, T)")
-
-
-def _batch_first(shape: tuple[int, ...], sample: Sample) -> bool:
-    """Whether the first of three axes is the batch: one of two that has length 1, else the one that inputs have."""
-    if (shape[0] == 1) != (shape[1] == 1):
-        return shape[0] == 1
-    sizes = {len(array) for array in sample.feed.values() if array.ndim}
-    return shape[0] in sizes or shape[1] not in sizes
 
 
 def best_path(scores: Array) -> list[Array]:

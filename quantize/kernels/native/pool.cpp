@@ -66,8 +66,8 @@ class Pool {
   }
 
  private:
-  // The length of an axis of the result, as the runtime computes it: 1 where less than a stride is missing to the kernel. Rounded
-  // up, the last kernel may end behind the padding, but begins before it. -1 is no length.
+  // The length of an axis of the result, as the runtime computes it. It is 1 where the image is shorter than the kernel by less
+  // than a stride. Rounded up, the last kernel may end behind the padding, but begins before it. -1 is returned without a length.
   int64_t length(int axis, int64_t input) const {
     const int64_t reach = window_.dilation[axis] * (window_.kernel[axis] - 1) + 1, stride = window_.stride[axis];
     const int64_t end = window_.before[axis] + input, free = end + window_.after[axis] - reach;

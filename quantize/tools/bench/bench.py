@@ -15,7 +15,7 @@ from .... import RequantError
 from ....calibration.session import LARGE, Array, input_specs, open_session
 from ....calibration.sources import DataSource
 from ....system.given import MOST_ITEMS, check_function, check_path, normalise_fields, or_default, whole
-from ...model.files import load_model, size_on_disk
+from ...model.files import is_ort, load_model, size_on_disk
 from ...model.shapes import Lengths, open_axes, resolve
 from ...runtime.clock import Clock, Times, doubt, race, uncertainty
 from ...runtime.compiled_for import refuse_foreign
@@ -238,7 +238,7 @@ def bench_model(
 
 def _check(model: Path) -> None:
     """Refuse a file that is no model, and a model that was compiled for another machine."""
-    if model.suffix.lower() == ".ort":
+    if is_ort(model):
         refuse_foreign(model, open_session(model, optimize=False).get_modelmeta().custom_metadata_map)
     else:
         load_model(model)
@@ -249,7 +249,7 @@ def _refuse_elsewhere(models: Sequence[Path], runtime: Identity, search: Search 
     if search is not None:
         raise RequantError(f"the search for settings is of session options of ONNX Runtime, not of {runtime.title}")
     for model in models:
-        if model.suffix.lower() == ".ort":
+        if is_ort(model):
             raise RequantError(
                 f"{model}: only ONNX Runtime loads files in its format; {runtime.title} needs an ONNX file"
             )
@@ -309,7 +309,7 @@ def _profiled(
     """Return the times of the nodes of a model, None without a profile; and a remark if there can be none."""
     if not load.profile:
         return None, ()
-    if model.suffix.lower() == ".ort":
+    if is_ort(model):
         return None, ("only ONNX files can be profiled",)
     progress("profile", 0, None)
     return profile_model(model, feed, load.setting, timed.milliseconds), ()
@@ -317,7 +317,7 @@ def _profiled(
 
 def _searched(model: Path, feed: Mapping[str, Array], search: Search, progress: Progress) -> Settings:
     """Search the session options with which a model is fastest."""
-    needed = {} if model.suffix.lower() == ".ort" else needed_library(load_model(model))
+    needed = {} if is_ort(model) else needed_library(load_model(model))
     return recommend(model, feed, threads=search.threads, seconds=search.seconds, needed=needed, progress=progress)
 
 

@@ -28,6 +28,7 @@ from ...model.files import (
     PROTOBUF_LIMIT,
     Weights,
     check_output,
+    is_ort,
     load_model,
     serialize,
     size_on_disk,
@@ -45,7 +46,7 @@ from ...runtime.configured import (
 from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source
-from .compiled_times import SECONDS, Change, is_ort, timed
+from .compiled_times import SECONDS, Change, timed
 from .native import STOCK, UNCHANGED, Natives, choose, native_library, needed_library
 from .probes import add_probes
 

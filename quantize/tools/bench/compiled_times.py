@@ -6,11 +6,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ....calibration.session import Array
-from ...model.files import Weights
+from ...model.files import Weights, is_ort
 from ...runtime.clock import Times, race, uncertainty
 from ...runtime.configured import GAIN, Values, configured_run, open_configured, threads_of
 
@@ -134,8 +133,3 @@ def _change(before: Times, after: Times) -> Change:
         min(len(before.seconds), len(after.seconds)),
         uncertainty([after, before]),
     )
-
-
-def is_ort(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is in ORT format, by its name."""
-    return Path(path).suffix.lower() == ".ort"

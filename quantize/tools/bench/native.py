@@ -13,6 +13,7 @@ from .... import NATIVE_DOMAIN, RequantError
 from ....calibration.session import Array
 from ...kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from ...kernels.library import Kernels, kernels
+from ...model.files import is_ort
 from ...model.writing import save_model
 from ...runtime.clock import race
 from ...runtime.configured import GAIN, LIBRARY, Values, configured_run, threads_of
@@ -41,7 +42,7 @@ def native_library(asked: str, output: str | os.PathLike[str]) -> Kernels | None
     """
     if asked not in KERNELS:
         raise RequantError(f"no kernels {asked!r}; there are: {', '.join(KERNELS)}")
-    as_ort = Path(output).suffix.lower() == ".ort"
+    as_ort = is_ort(output)
     if as_ort and asked == "native":
         raise RequantError(f"{output}: native operators need a model in ONNX; give a path that ends in .onnx")
     found = None if as_ort or asked == STOCK else kernels()

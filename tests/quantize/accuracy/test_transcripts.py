@@ -19,7 +19,7 @@ def found(best: list[int], actual: list[int], sample: Sample = IMAGE, *, steps_f
     losses = np.where(one == two, 0.0, 0.6)
     if steps_first:
         losses, one, two = losses.T, one.T, two.T
-    return text_losses(losses, (one, two), CLASSES, sample)
+    return text_losses(losses, one, two, CLASSES, sample)
 
 
 @pytest.mark.parametrize("steps_first", [False, True])

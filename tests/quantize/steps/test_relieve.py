@@ -172,7 +172,8 @@ def test_few_native_operators_that_gain_nothing_become_those_of_the_runtime(
     plan = Plan(units, {unit.name: Choice(Impl.U8_NATIVE if unit.name in native else Impl.U8) for unit in units})
     monkeypatch.setattr(relieve, "promised", lambda job, accuracy: Promised(accuracy, 2.0))
     monkeypatch.setattr(relieve, "measure_accuracy", lambda *_: noise)
-    best: Any = relieve._Kept(model(plan), 0.5, 1.0)  # type: ignore[arg-type]
+    accuracy: Any = 0.5
+    best = relieve._Kept(model(plan), accuracy, 1.0)
     plans: Any = SimpleNamespace(ratio=lambda stock, other: ratio)
     job: Any = SimpleNamespace(options=options)
     found = relieve._without_library(job, plans, best, model)

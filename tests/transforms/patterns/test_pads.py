@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -9,16 +11,16 @@ import pytest
 from requant.transforms.patterns import pads
 
 
-def pad(*inputs: object, **attributes: object) -> ir.Node:
+def pad(*inputs: Any, **attributes: Any) -> ir.Node:
     """Return a Pad; None stands for an input that is left out, and text for a computed one."""
-    graph = [ir.Value(name="x")]
+    values: list[ir.Value | None] = [ir.Value(name="x")]
     for index, given in enumerate(inputs):
         value = None if given is None else ir.Value(name=f"i{index}")
         if value is not None and not isinstance(given, str):
             value.const_value = ir.tensor(np.asarray(given))
             ir.Graph([], [], nodes=[], initializers=[value])
-        graph.append(value)  # type: ignore[arg-type]
-    return ir.node("Pad", graph, dict(attributes))  # type: ignore[arg-type]
+        values.append(value)
+    return ir.node("Pad", values, attributes)
 
 
 @pytest.mark.parametrize(
