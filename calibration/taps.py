@@ -316,12 +316,15 @@ def _is_lean(copy: ir.Model, *, few: bool) -> bool:
 
 
 def _serialized(copy: ir.Model, folder: Path | None) -> Serialized:
-    """Serialize a model for the runtime. External data stay in `folder`; large weights are passed as arrays."""
+    """Serialize a model for the runtime. External data stay in `folder`; large weights are passed as arrays.
+
+    Weights that nothing reads stay inside: the runtime removes them, and then refuses an array for them.
+    """
     import onnx_ir as ir
 
     shared = {}
     for name, value in copy.graph.initializers.items():
-        tensor = value.const_value
+        tensor = value.const_value if value.uses() or value.is_graph_output() else None
         inside = tensor is not None and not isinstance(tensor, ir.ExternalTensor) and tensor.nbytes >= SMALL
         if tensor is not None and inside and tensor.dtype.name in SHARED:
             shared[name] = tensor

@@ -116,6 +116,13 @@ def test_a_branch_that_the_data_never_take_stays_float(tmp_path: Path) -> None:
     assert reason == "has no values in the calibration data"
 
 
+def test_weights_of_a_branch_that_is_never_taken_may_be_large(tmp_path: Path) -> None:
+    """Constants are folded before the ranges are observed, and the runtime wants no arrays for what nothing reads."""
+    body = BRANCHES.replace("[if]", "[yes] c = Constant<value = bool {1}> ()\n    [if]").replace(", bool c)", ")")
+    model = written(tmp_path, body.replace("p = Relu(t)", "p = Mul(t, spare)"), **WEIGHTS, spare=(16, 8, 8))
+    assert quantized(model, images(1, 16, 8, 8)).forms == {"u8->u8": 3}
+
+
 def test_a_node_name_excludes_its_namesakes_in_both_branches(tmp_path: Path) -> None:
     model = written(tmp_path, BRANCHES, **WEIGHTS)
     feeds = [{**feed, "c": np.asarray(index % 2 == 0)} for index, feed in enumerate(images(1, 16, 8, 8))]
