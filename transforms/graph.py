@@ -179,11 +179,6 @@ def computing_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
     return tuple(graphs)
 
 
-def computes_in_bodies(model: ir.Model) -> bool:
-    """Return whether nodes compute in the bodies of control flow."""
-    return any(len(graph) for graph in computing_graphs(model)[1:])
-
-
 def computing_nodes(model: ir.Model, *op_types: str) -> tuple[ir.Node, ...]:
     """Return the nodes of the `computing_graphs`; with `op_types`, only nodes of these standard operators."""
     nodes = (node for graph in computing_graphs(model) for node in graph)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ... import RequantError
-from ...transforms.graph import computes_in_bodies
+from ...transforms.graph import computing_graphs
+from ...transforms.int8.ops import MOVES
 from ...transforms.int8.plan import Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
 from ..runtime.clock import SURE, race, uncertainty
@@ -185,17 +186,28 @@ def keep(known: Measured) -> None:
 
 
 def costs_decide(job: Job) -> bool:
-    """Return whether costs decide: never in models with control flow; measured costs only with a feed."""
+    """Return whether costs decide: never if `integers_in_bodies`; measured costs only with a feed."""
     how, timed = job.policy.how, job.feed is not None and not job.weights.large
-    return not computes_in_bodies(job.simple) and (how == "estimated" or (how == "measured" and timed))
+    return not integers_in_bodies(job) and (how == "estimated" or (how == "measured" and timed))
+
+
+def integers_in_bodies(job: Job) -> bool:
+    """Return whether units in the bodies of control flow may compute in integers: what they cost is not known.
+
+    Units that only move values are none of them: PyTorch writes a squeeze as an If.
+    """
+    inside = {node.name for graph in computing_graphs(job.simple)[1:] for node in graph}
+    plan = job.all_int8_plan
+    units = (unit for unit in plan.units if unit.op not in MOVES and plan.impl(unit) is not Impl.FLOAT)
+    return any(not inside.isdisjoint(unit.nodes) for unit in units)
 
 
 def _why_rules_decide(job: Job) -> str:
     """Return why costs do not decide though they were asked for; empty if they were not."""
     if job.policy.how not in ("measured", "estimated"):
         return ""
-    if computes_in_bodies(job.simple):
-        return "the model has control flow, whose costs are not known"
+    if integers_in_bodies(job):
+        return "operators in the control flow of the model may be int8, and their costs are not known"
     return "the model is too large to time many plans" if job.weights.large else "no data to time plans on"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ...calibration.session import Array
-from ...transforms.graph import computes_in_bodies, constant, nodes_by_name
+from ...transforms.graph import constant, nodes_by_name
 from ...transforms.int8.ops import OPS
 from ..corrections.layer_by_layer import WALKED
 from ..corrections.rounding import SPARSE, multiplications
@@ -16,7 +16,7 @@ from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
 from ..placement.runs import runs_for, runs_within, samples_for
-from ..placement.search import LEAST_MS
+from ..placement.search import LEAST_MS, integers_in_bodies
 from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP, alone
 from .evidence import RESCUE, TRIAL_SAMPLES
 
@@ -64,7 +64,7 @@ def _stages(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]
     if job.corrections & ADJUSTING:
         found["correct weights"] = _correcting(job, run, sizes)
     found["time"] = _in_turns(run, 3, job.options.seconds) * len(job.loads)
-    by_costs = job.policy.how == "measured" and not computes_in_bodies(job.simple)
+    by_costs = job.policy.how == "measured" and not integers_in_bodies(job)
     if by_costs and 1e3 * run >= LEAST_MS and not job.weights.large:
         load = LOADED * len(job.all_int8_plan.units)
         profiled = min(max(PROFILED / 1e6, LEAST_RUNS * run), MOST_RUNS * run)

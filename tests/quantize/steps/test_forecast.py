@@ -67,7 +67,24 @@ def test_costs_are_not_measured_in_bodies(tmp_path: Path) -> None:
     made = prepare(tmp_path / "m.onnx", feeds, Options(effort="low"), tmp_path, silent)
     assert set(forecast(made)) == {"calibrate", "compare", "time"}
     found = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", Options(effort="low", force_int8=True))
-    assert found.placement.why == "the model has control flow, whose costs are not known"
+    assert (
+        found.placement.why == "operators in the control flow of the model may be int8, and their costs are not known"
+    )
+
+
+def test_bodies_that_only_move_values_leave_the_model_to_costs(tmp_path: Path) -> None:
+    """PyTorch writes a squeeze as an If."""
+    branches = "then_branch = one () => (float[A] a) { a = Squeeze(p, k) }, else_branch = two () => (float[A, B] b) { b = Identity(p) }"
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> net (float[N, 8] x) => (y) <float[8, 8] w = {{{W}}}, int64[1] k = {{0}}> {{
+        p = MatMul (x, w)
+        s = Shape <end = 1> (p)
+        one = Constant <value = int64[1] {{1}}> ()
+        c = Equal (s, one)
+        y = If (c) <{branches}>
+    }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    made = prepare(tmp_path / "m.onnx", [{"x": np.ones((1, 8), np.float32)}] * 40, Options(), tmp_path, silent)
+    assert "measure costs" in forecast(made)
 
 
 def test_other_processes_make_everything_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
