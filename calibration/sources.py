@@ -104,6 +104,7 @@ class Source:
         reference: The specification that opens all samples of the same data in another process; None for Python
             objects, and for samples with a carried state.
         carrier: Carries the state of the float model from sample to sample; None for samples by themselves.
+        given: The state that names show, and that is not carried because the data give it with each sample.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -111,6 +112,7 @@ class Source:
     picked: Picked = None
     reference: DataSpec | None = None
     carrier: Carrier | None = None
+    given: tuple[Link, ...] = ()
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -263,13 +265,18 @@ def open_source(
     carried = None if model is None else _open_carried(spec, tuple(inputs), model)
     if carried is not None:
         return carried
-    return Source(tuple(inputs), _open_rows(spec, inputs), reference=spec if isinstance(spec.text, str) else None)
+    return Source(tuple(inputs), _open_rows(spec, inputs), reference=_reference(spec))
+
+
+def _reference(spec: DataSpec) -> DataSpec | None:
+    """Return the specification by which another process opens the data; None for Python objects."""
+    return spec if isinstance(spec.text, str) else None
 
 
 def _open_carried(
     spec: DataSpec, inputs: tuple[InputSpec, ...], model: ModelSource | InferenceSession
 ) -> Source | None:
-    """Open a source whose samples are steps; None if the model has no state, or if the data give it."""
+    """Open the data of a model with a state: its samples are steps, unless they give it; None without a state."""
     stored = isinstance(model, (str, bytes, os.PathLike, Serialized))
     session = open_session(model, lean=True) if stored else model
     outputs = output_specs(session)
@@ -278,7 +285,7 @@ def _open_carried(
         return None
     rows = _open_rows(spec, reader_inputs(inputs, links, outputs))
     if spec.state is None and gives_state(rows, links):
-        return None
+        return Source(inputs, _open_rows(spec, inputs), reference=_reference(spec), given=links)
     if stored:
         session = open_session(model, threads=1)
     carrier = Carrier(rows, inputs, outputs, links, partial(run_session, session))

@@ -280,11 +280,20 @@ def _notes(
     """Return what the user should know of the models, the data and the request before any unit becomes int8."""
     source = reference.source
     notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(source, judged=request.judged)]
-    notes += [*reference.notes, *(f"state: {text}" for text in summary(source.links if source is not None else ()))]
+    notes += [*reference.notes, *_state_notes(source)]
     notes += [] if request.policy.plan is None else unnamed(request.policy.plan, plan)
     notes += filter(None, [timing_note(weights)])
     notes += request.supply.remarks(plain.model, request.options.scheme, plan.quantized)
     return tuple(notes)
+
+
+def _state_notes(source: Source | None) -> list[str]:
+    """Return what is carried from sample to sample, and what the data give in its place."""
+    if source is None:
+        return []
+    alone = "the data give it: each sample is judged alone, and errors that add up in a carried state are not seen"
+    given = (f"state: {text}, but {alone}" for text in summary(source.given))
+    return [*(f"state: {text}" for text in summary(source.links)), *given]
 
 
 @dataclass(frozen=True)

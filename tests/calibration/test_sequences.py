@@ -142,6 +142,7 @@ def test_data_with_the_state_are_samples_by_themselves(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", frame=frames, h0=states)
     source = opened("gru_stream", str(tmp_path / "a.npz"))
     assert source.links == ()
+    assert [str(link) for link in source.given] == ["hn feeds h0"]
     assert source.reference is not None
     assert [sample.step for sample in source] == [None] * 4
     np.testing.assert_array_equal([sample.feed["h0"] for sample in source], states)

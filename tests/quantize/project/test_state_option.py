@@ -11,8 +11,11 @@ from click.testing import CliRunner
 
 from requant.calibration import DataSpec
 from requant.cli import main
+from requant.quantize import Options
 from requant.quantize.options.build import build_data
 from requant.quantize.project.request import build_goal
+from requant.quantize.runtime.progress import silent
+from requant.quantize.steps.prepare import prepare
 
 ROWS = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -99,3 +102,13 @@ def test_a_state_needs_data(model: Path) -> None:
     result = CliRunner().invoke(main, asked)
     assert result.exit_code == 2
     assert "--state needs --data SRC" in result.output
+
+
+def test_a_state_in_the_data_is_told(model: Path) -> None:
+    """The errors of one step are not those of a stream."""
+    onnx.save_model(onnx.parser.parse_model(ROWS.replace("kept", "memory_out")), model)
+    rows = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    np.savez(model.with_name("data.npz"), x=rows, memory=rows)
+    made = prepare(model, str(model.with_name("data.npz")), Options(), model.parent, silent)
+    (note,) = [note for note in made.notes if note.startswith("state: ")]
+    assert note.startswith("state: memory_out feeds memory, but the data give it")
