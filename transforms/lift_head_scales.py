@@ -28,8 +28,8 @@ def lift_head_scales(model: ir.Model) -> Change:
 
     Before:  y = Mul(MatMul(q, k), s), q of shape (N, H, R, D), k of shape (N, H, D, C), s of shape (H, 1, 1), C > D
     After:   y = MatMul(Mul(q, s), k)
-        Cosine attention, as in Swin V2, has such a scale. The queries have fewer values than the scores, and the rest is
-        attention as in other networks.
+        Cosine attention, as in Swin V2, has such a scale. The queries have fewer values than the scores, and the rest
+        is attention as in other networks.
     Left alone: a product that another operator reads too (``shared``), whose result has no more values than the first
         operand, or of unknown shape or type (``not-wider``); a constant operand (``constant``).
     """

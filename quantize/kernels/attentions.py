@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, names, nodes_by_name
+from ...transforms.graph import Shape, constant, names, nodes_by_name
 from ...transforms.int8.ops import ATTENTION, OPS
 from ...transforms.int8.plan import Unit
 from ...transforms.patterns.attention import HEADS, HEADS_FIRST, ROWS_FIRST, FoundAttention, attention_among
@@ -20,7 +20,8 @@ from .common_rows import Part, join_products
 from .heads import Heads, fewer_heads, heads_of
 from .wrap import put_calls
 
-INPUTS = ("q", "k", "v", "mask")
+INPUTS = ("q", "k", "v", "mask", "windows")
+WITH_WINDOWS = "WindowAttention"
 FACTORS = 3  # q, k and v
 JOINED = 3  # what ``orders`` says of a result whose heads stand side by side in the last axis
 
@@ -35,6 +36,9 @@ def wrap_attentions(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str,
         belong to the body: the native operator reads the heads where they are. If these tensors are products of the
         same rows, the products become one. Else, operators that repeat a head of k or v for several queries belong to
         the body: the native operator takes fewer heads.
+    Before:  y = MatMul(Softmax(Reshape(Add(Reshape(Add(MatMul(q, Transpose(k)), bias)), mask))), v), where the mask has
+             a part for each window, and the batch has whole images
+    After:   y = ai.requant.WindowAttention(q, k, v, bias, mask)
     Before:  y = Attention(q, k, v, mask), the operator of opset 23, with a mask of booleans
     After:   y = ai.requant.Attention(q, k, v, Where(mask, 0, -infinity)), whose body is the Attention
         One mask of all layers is one Where. A MultiHeadAttention is the same, and its bias is added in front.
@@ -92,8 +96,11 @@ def _call(name: str, found: FoundAttention, shapes: Mapping[str, Shape]) -> Call
         **({"zero": ir.AttrInt64("zero", 1)} if found.zero else {}),
         **({"cap": ir.AttrFloat32("cap", found.cap)} if found.cap else {}),
     }
-    operator, sources = OPS[ATTENTION].native, range(len(found.inputs))
-    return Call(operator, name, INPUTS, found.inputs, found.nodes, attributes, sources=sources, dtype=ir.DataType.FLOAT)
+    windows, sources = constant(found.windows), range(len(found.inputs))
+    if windows is not None:
+        attributes["windows"] = ir.AttrInt64("windows", int(windows.shape.numpy()[1]))
+    operator, formal = (OPS[ATTENTION].native, INPUTS[:-1]) if windows is None else (WITH_WINDOWS, INPUTS)
+    return Call(operator, name, formal, found.inputs, found.nodes, attributes, sources=sources, dtype=ir.DataType.FLOAT)
 
 
 def _scale(found: FoundAttention, shapes: Mapping[str, Shape]) -> float:

@@ -41,7 +41,7 @@ def _form_obstacle(unit: Unit, facts: Facts) -> Reason:
     found = attention_among(facts.nodes[name] for name in unit.nodes)
     if found is None:
         return why.NO_FORM
-    values = [facts.values.get(str(value.name), value) for value in found.inputs]
+    values = [facts.values.get(str(value.name), value) for value in found.inputs if value is not found.windows]
     of_mask = ir.DataType.BOOL if found.hidden is None else ir.DataType.INT32
     numbers = [value for value in values if value.dtype is not of_mask]
     if not all(map(is_float32, (*numbers, *(facts.values.get(name) for name in unit.outputs)))):

@@ -13,11 +13,12 @@ from ... import NATIVE_DOMAIN
 NATIVE = tuple(
     f"{NATIVE_DOMAIN}.{operator}"
     for operator in (
-        "Convolution ConvTranspose MatMul MatMulNBits Attention CachedAttention QuantizedCacheAttention GRU LSTM"
+        "Convolution ConvTranspose MatMul MatMulNBits Attention WindowAttention CachedAttention "
+        "QuantizedCacheAttention GRU LSTM"
     ).split()
 )
 NATIVE_CONVOLUTION, NATIVE_TRANSPOSED, NATIVE_PRODUCT, NATIVE_BLOCK_PRODUCT, *NATIVE_OTHERS = NATIVE
-NATIVE_ATTENTION, NATIVE_CACHED, *NATIVE_RECURRENT = NATIVE_OTHERS
+NATIVE_ATTENTION, NATIVE_WINDOWS, NATIVE_CACHED, *NATIVE_RECURRENT = NATIVE_OTHERS
 INTEGER = frozenset(
     "QLinearConv ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul QLinearMatMul QGemm "
     "DynamicQuantizeLSTM QAttention".split()
@@ -103,6 +104,7 @@ MACS: dict[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     **dict.fromkeys(("Attention", "QAttention"), _attention),
     "MultiHeadAttention": _multi_head,
     NATIVE_ATTENTION: _heads,
+    NATIVE_WINDOWS: _heads,
     NATIVE_CACHED: _cached,
     "GroupQueryAttention": _cached,
     **dict.fromkeys(NATIVE_RECURRENT, _native_recurrent),

@@ -55,6 +55,8 @@ class FoundAttention:
             returns them with k and v behind them. With `causal` the first query sees them and the first key. Empty
             without them.
         cap: What scores are capped at: they become cap * tanh(score / cap) before the mask; 0 if they stay.
+        windows: A constant that is added to the scores beside `mask`, (1, windows, 1, queries, keys): item b of the
+            batch gets that of window b % windows. None without it.
     """
 
     q: ir.Value
@@ -71,11 +73,12 @@ class FoundAttention:
     bias: ir.Value | None = None
     past: tuple[ir.Value, ...] = ()
     cap: float = 0
+    windows: ir.Value | None = None
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
-        """The tensors that it reads; the mask is the last one."""
-        return (self.q, self.k, self.v) if self.mask is None else (self.q, self.k, self.v, self.mask)
+        """The tensors that it reads; the masks are the last ones."""
+        return (self.q, self.k, self.v, *(value for value in (self.mask, self.windows) if value is not None))
 
 
 @dataclass(eq=False)
@@ -104,6 +107,24 @@ class _Scores:
     product: ir.Node
     mask: ir.Value | None
     scale: float
+    nodes: list[ir.Node]
+    windows: ir.Value | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Windows:
+    """A mask of windows that is added to scores, and the scores before.
+
+    Attributes:
+        scores: The scores, (batch * windows, *rest).
+        mask: The mask, (1, windows, 1, queries, keys).
+        rest: Heads, queries and keys.
+        nodes: The Reshape, the Add, and the Reshape back.
+    """
+
+    scores: ir.Value
+    mask: ir.Value
+    rest: list[int]
     nodes: list[ir.Node]
 
 
@@ -153,6 +174,7 @@ def _around(softmax: ir.Node) -> FoundAttention | None:
         q.scale * k.scale * scores.scale,
         (int(q.rows_first), int(k.rows_first), int(v.rows_first), order),
         (*q.nodes, *k.nodes, scores.product, *scores.nodes, softmax, *v.nodes, product, *behind),
+        windows=scores.windows,
     )
 
 
@@ -167,6 +189,9 @@ def _scores(value: ir.Value | None, reader: ir.Node) -> _Scores | None:
     """Return the scores that a softmax reads; None if they are no product of matrices."""
     mask, scale = None, 1.0
     nodes: list[ir.Node] = []
+    windows = _windows(value, reader)
+    if windows is not None:
+        value, reader = windows.scores, windows.nodes[0]
     while (node := _inner(value, reader)) is not None and not _is(node, "MatMul"):
         if (found := _scaled(node)) is not None:
             value, factor = found
@@ -177,7 +202,44 @@ def _scores(value: ir.Value | None, reader: ir.Node) -> _Scores | None:
             return None
         nodes.insert(0, node)
         reader = node
-    return None if node is None else _Scores(node, mask, scale, nodes)
+    if node is None or windows is None:
+        return None if node is None else _Scores(node, mask, scale, nodes)
+    if _lengths(mask)[-len(windows.rest) :] != windows.rest:
+        return None
+    return _Scores(node, mask, scale, [*nodes, *windows.nodes], windows.mask)
+
+
+def _windows(value: ir.Value | None, reader: ir.Node) -> _Windows | None:
+    """Return the mask of windows in scores that a softmax reads; None without it.
+
+    Window transformers move the windows out of the batch for that: Reshape(Add(Reshape(scores), mask)). The caller
+    checks that the scores have the axes `rest` behind the first one.
+    """
+    back = _inner(value, reader)
+    add = _inner(back.inputs[0], back) if _is(back, "Reshape") else None
+    if back is None or not _is(add, "Add"):
+        return None
+    for one, mask in (add.inputs, [*reversed(add.inputs)]):
+        apart = _inner(one, add)
+        if mask is None or not _is(apart, "Reshape") or apart.inputs[0] is None:
+            continue
+        windows, rest = _numbers(apart.inputs[1])[1:2], _numbers(apart.inputs[1])[2:]
+        fits = _lengths(mask) == [1, *windows, 1, *rest[1:]] and _numbers(back.inputs[1])[1:] == rest
+        if fits and len(rest) == len(HEADS) - 1 and min(rest) > 1:  # an axis of length 1 might be repeated
+            return _Windows(apart.inputs[0], mask, rest, [apart, add, back])
+    return None
+
+
+def _lengths(value: ir.Value | None) -> list[int]:
+    """Return the shape of a constant; empty for other tensors."""
+    tensor = constant(value)
+    return [] if tensor is None else [*map(int, tensor.shape.numpy())]
+
+
+def _numbers(value: ir.Value | None) -> list[int]:
+    """Return the numbers of a constant; empty for other tensors."""
+    tensor = constant(value)
+    return [] if tensor is None else [*map(int, tensor.numpy().reshape(-1))]
 
 
 def _masked(add: ir.Node) -> tuple[ir.Value, ir.Value] | None:

@@ -15,6 +15,9 @@
 // If the attribute `causal` is 1, the first query sees the first key, and each query one key more than the query before it. With
 // `cap` scores become cap * tanh(score / cap) before the mask. With `zero` a query whose mask is -infinity for all keys is 0;
 // otherwise it is NaN, as a softmax is.
+//
+// WindowAttention is the same with a second mask behind the first one, (1, windows, 1, queries, keys); the attribute `windows`
+// tells how many there are. It is added to the scores too, and repeats along the batch: item b gets that of window b % windows.
 #include <algorithm>
 #include <array>
 
@@ -71,6 +74,7 @@ class AttentionKernel {
  public:
   explicit AttentionKernel(const ort::Node& node)
       : target_(chosen()),
+        windows_(node.attribute("windows", 0)),
         count_(node.count()),
         scale_(node.real_attribute("scale", 1.0f)),
         orders_(node.attributes("orders", {0, 0, 0, 0})),
@@ -83,6 +87,8 @@ class AttentionKernel {
         columns_(node.attributes("columns", {0, 0})),
         cap_(node.real_attribute("cap", 0)) {
     require(cap_ >= 0 && std::isfinite(cap_), "a cap must not be negative");
+    const bool described = windows_ > 0 && count_ > kWindows && node.type(kWindows) == ort::kFloat;
+    require(windows_ == 0 || described, "windows must have a mask");
     require(orders_.size() == 4, "orders must have four numbers");
     for (size_t i = 0; i < 4; ++i) {
       const bool joined = i == 3 && heads_ > 0;
@@ -114,6 +120,9 @@ class AttentionKernel {
     const bool fits = size.keys <= kDeepest && size.depth <= kDeepest;
     require(fits || size.queries <= kFewQueries, "there are too many keys");
     const std::vector<std::vector<HeadPart>> parts = parts_by_mask(size, masking ? &mask : nullptr);
+    const ort::Tensor second = windows_ > 0 ? run.input(kWindows) : ort::Tensor{};
+    const int64_t of_window = size.queries * size.keys;
+    require(!second || (shape[0] % windows_ == 0 && second.size() == windows_ * of_window), "windows must fit to the batch");
     run.parallel(static_cast<size_t>(shape[0] * shape[1]), [&](size_t index) {
       const int64_t all = shape[1], batch = static_cast<int64_t>(index) / all, head = static_cast<int64_t>(index) % all;
       const Head of{.q = q.at(batch, head, all),
@@ -126,14 +135,16 @@ class AttentionKernel {
                     .v_step = v.step[2],
                     .mask_step = mask.row_step(),
                     .y_step = y.step[2],
-                    .mask_repeats = mask.shape[3] == 1};
+                    .mask_repeats = mask.shape[3] == 1,
+                    .window = second ? second.as<float>() + batch % windows_ * of_window : nullptr,
+                    .window_step = size.keys};
       const int64_t plane = (mask.shape[0] > 1 ? batch * mask.shape[1] : 0) + head * mask.shape[1] / all;
       for (const HeadPart& part : parts[parts.size() > 1 ? plane : 0]) attend(target_, size, of, part);
     });
   }
 
  private:
-  static constexpr size_t kMask = 3;    // among the inputs
+  static constexpr size_t kMask = 3, kWindows = 4;  // among the inputs
   static constexpr int64_t kJoined = 3;  // of orders
 
   View view(const ort::Tensor (&given)[3], size_t index) const {
@@ -199,7 +210,8 @@ class AttentionKernel {
   }
 
   const Target& target_;
-  size_t count_;  // of the node's inputs
+  int64_t windows_;  // 0 without a mask for each
+  size_t count_;     // of the node's inputs
   float scale_;
   std::vector<int64_t> orders_;
   int64_t heads_, shared_heads_;  // that stand side by side, of q, and of k and v; 0 if tensors have an axis for them
@@ -213,6 +225,11 @@ class AttentionKernel {
 std::vector<ort::CustomOp*> attention_operators() {
   using enum ort::ElementType;
   return named<AttentionKernel>("Attention", {kFloat, kFloat, kFloat, kFloat}, 3, {kFloat});
+}
+
+std::vector<ort::CustomOp*> window_attention_operators() {
+  using enum ort::ElementType;
+  return named<AttentionKernel>("WindowAttention", {kFloat, kFloat, kFloat, kFloat, kFloat}, 5, {kFloat});
 }
 
 }  // namespace requant

@@ -70,7 +70,7 @@ class Attention {
   // greatest values of its factors. If these are not all keys, it is a multiple of kKeys.
   int64_t seen_keys(const AttentionSize& size, const Head& head, const Part& part, const Rounding* how) const {
     const int64_t last = part.first + part.rows - 1, most = std::min(size.keys, divided(size.seen_by(last), kKeys) * kKeys);
-    if (head.mask == nullptr || head.mask_repeats || size.hidden_before(last) > 0) return most;
+    if (head.mask == nullptr || head.mask_repeats || head.window != nullptr || size.hidden_before(last) > 0) return most;
     const float key = keys_.widest() * 127 * static_cast<float>(size.depth);
     int64_t seen = kKeys;
     for (int64_t row = 0; row < part.rows; ++row) {

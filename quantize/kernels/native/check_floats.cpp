@@ -143,7 +143,13 @@ double taken(const AttentionSize& size, double score, double mask, int64_t row, 
   return (cap > 0 ? cap * std::tanh(score / cap) : score) + mask;
 }
 
-// Returns whether results of attention are those of float. The mask has a value for each key.
+// Returns what the masks add to a score. The first one has a value for each key.
+double added(const Head& head, int64_t row, int64_t key) {
+  const double first = head.mask == nullptr ? 0 : static_cast<double>(head.mask[key]);
+  return first + (head.window == nullptr ? 0 : static_cast<double>(head.window[row * head.window_step + key]));
+}
+
+// Returns whether results of attention are those of float.
 bool few_queries_are_right(const AttentionSize& size, const Head& head) {
   for (int64_t row = 0; row < size.queries; ++row) {
     std::vector<double> scores;
@@ -155,7 +161,7 @@ bool few_queries_are_right(const AttentionSize& size, const Head& head) {
         score += part;
         each += std::abs(part);
       }
-      scores.push_back(taken(size, score, head.mask == nullptr ? 0.0 : static_cast<double>(head.mask[key]), row, key));
+      scores.push_back(taken(size, score, added(head, row, key), row, key));
       span = std::max(span, each);
     }
     const double most = *std::max_element(scores.begin(), scores.end()), blur = 3e-4 + 0x1p-20 * span;  // of a share, relative
@@ -223,8 +229,13 @@ bool attentions_are_right(const Target& target, Random& random) {
   std::memcpy(rows[1].data(), k.data(), k.size() * 4);
   std::memcpy(rows[2].data(), v.data(), v.size() * 4);
   const auto at = [&](int index) { return reinterpret_cast<const float*>(rows[index].data()); };
+  Guarded window(size.queries * size.keys * 4);
+  float* const second = reinterpret_cast<float*>(window.data());
+  for (int64_t i = 0; i < size.queries * size.keys; ++i)
+    second[i] = draw(random, 0, 3) ? static_cast<float>(draw(random, -3, 3)) : -100.0f;
   const Head head{at(0), at(1), at(2), masked ? mask.data() : nullptr, reinterpret_cast<float*>(y.data()), size.depth + gap,
-                  size.depth + gap, size.width + gap, 0, size.width, false, sink};
+                  size.depth + gap, size.width + gap, 0, size.width, false, sink, {}, {},
+                  draw(random, 0, 2) ? nullptr : second, size.keys};
   Head given = head;
   if (cached) {
     given.k = given.v = nullptr;
@@ -247,7 +258,7 @@ bool attentions_are_right(const Target& target, Random& random) {
       int64_t sum = 0;
       for (int64_t i = 0; i < size.depth; ++i)
         sum += static_cast<int64_t>(std::clamp(std::nearbyint(x[i] * inverse) + zero, 0.0f, 255.0f) - zero) * of_key[i];
-      scores.push_back(taken(size, scale * step * size.scale * static_cast<double>(sum), mask[key], row, key));
+      scores.push_back(taken(size, scale * step * size.scale * static_cast<double>(sum), added(head, row, key), row, key));
       span = std::max(span, scale * step * size.scale * 255 * 127 * static_cast<double>(size.depth));
     }
     const double most = *std::max_element(scores.begin(), scores.end()), blur = 3e-4 + 0x1p-20 * span;  // of a share, relative

@@ -82,6 +82,8 @@ inline float shares_in_place(float* scores, int64_t count, float most) {
 // Replaces the scores of a query by shares times `scales`, if there are any; returns what makes their sum with values the result.
 __attribute__((noinline)) inline float weights_in_place(const AttentionSize& size, const Head& head, int64_t row, int64_t keys,
                                                         const float* scales, float* scores) {
+  REQUANT_ROLLED
+  for (int64_t key = keys; key % kLanes != 0; ++key) scores[key] = -INFINITY;
   const float most = greatest_seen(size, head, row, keys, scores);
   if (!std::isfinite(most)) {
     std::fill_n(scores, keys, 0.0f);

@@ -37,6 +37,7 @@ inline void attend(const Target& target, AttentionSize size, Head head, const He
     return;
   }
   if (head.mask != nullptr) head.mask += part.first * head.mask_step + (head.mask_repeats ? 0 : part.hidden);
+  if (head.window != nullptr) head.window += part.first * head.window_step + part.hidden;
   size.queries = part.queries;
   size.keys = part.keys;
   size.first_seen += part.first - part.hidden;

@@ -33,6 +33,7 @@ std::vector<ort::CustomOp*> depth_to_space_operators();
 std::vector<ort::CustomOp*> gru_operators();
 std::vector<ort::CustomOp*> lstm_operators();
 std::vector<ort::CustomOp*> attention_operators();
+std::vector<ort::CustomOp*> window_attention_operators();
 std::vector<ort::CustomOp*> cached_attention_operators();
 std::vector<ort::CustomOp*> quantized_cache_attention_operators();
 std::vector<ort::CustomOp*> normalization_operators();

@@ -49,20 +49,19 @@ inline Range range_of(const float* x, int64_t count) {
 
 // Writes to[i] = clip(rint(x[i] * inverse) + zero, 0, 255).
 inline void round_values(const float* x, int64_t count, float inverse, int zero, uint8_t* to) {
-  constexpr int64_t kStep = 4 * kLanes;
-  const auto round_some = [&](const float* from, uint8_t* into) {
+  const auto round_some = [&](const float* from) {
     Floats value[4];
     for (int k = 0; k < 4; ++k) value[k] = times(load_floats(from + k * kLanes), fill_floats(inverse));
-    store_bytes(into, ordered(rounded_bytes(value, zero)));
+    return ordered(rounded_bytes(value, zero));
   };
   int64_t i = 0;
-  for (; i + kStep <= count; i += kStep) round_some(x + i, to + i);
+  for (; i + kBytes <= count; i += kBytes) store_bytes(to + i, round_some(x + i));
   if (i == count) return;
-  float part[kStep] = {};
-  uint8_t made[kStep];
-  std::copy_n(x + i, count - i, part);
-  round_some(part, made);
-  std::memcpy(to + i, made, count - i);
+  float part[kBytes];
+  REQUANT_ROLLED
+  for (int64_t k = 0; k < kBytes; k += kLanes)
+    store_floats(part + k, load_few(x + i + k, std::clamp<int64_t>(count - i - k, 0, kLanes)));
+  store_some(to + i, round_some(part), count - i);
 }
 
 // Rounds a row of `count` floats as `Matrix` says. A row that is all 0, or whose step is no normal number, has the step 0. A row

@@ -29,14 +29,13 @@ REQUANT_INLINE Floats power(Floats t) {
   return times(power_of_fraction<Size>(times_plus(floats(whole), fill_floats(-1), inside)), power_of_two(whole));
 }
 
-// Adds the mask to scores: a value for each, or one for all.
-inline void add_mask(float* scores, const float* mask, int64_t count, bool repeats) {
-  const auto add_some = [](float* to, Floats value) { store_floats(to, plus(load_floats(to), value)); };
-  int64_t i = 0;
+// Adds the mask to scores: a value for each, or one for all. Scores behind them, up to a multiple of kLanes, change too.
+__attribute__((noinline)) inline void add_mask(float* scores, const float* mask, int64_t count, bool repeats) {
   REQUANT_ROLLED
-  for (; i + kLanes <= count; i += kLanes) add_some(scores + i, repeats ? fill_floats(mask[0]) : load_floats(mask + i));
-  REQUANT_ROLLED
-  for (; i < count; ++i) scores[i] += mask[repeats ? 0 : i];
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats added = repeats ? fill_floats(mask[0]) : load_few(mask + i, std::min<int64_t>(kLanes, count - i));
+    store_floats(scores + i, plus(load_floats(scores + i), added));
+  }
 }
 
 // Replaces scores by cap * tanh(score / cap), up to a multiple of kLanes: |tanh(u)| = (1 - e) / (1 + e) with e = exp(-2 |u|).
@@ -73,8 +72,12 @@ inline float greatest_seen(const AttentionSize& size, const Head& head, int64_t 
   const int64_t whole = divided(count, 4 * kLanes) * 4 * kLanes;
   if (size.cap > 0) cap_scores(scores, count, size.cap);
   if (head.mask != nullptr) add_mask(scores, head.mask + row * head.mask_step, count, head.mask_repeats);
+  if (head.window != nullptr) add_mask(scores, head.window + row * head.window_step, count, false);
   std::fill_n(scores, std::min(count, size.hidden_before(row)), -INFINITY);
-  std::fill(scores + std::min(count, size.seen_by(row)), scores + whole, -INFINITY);
+  // a vector waits for single numbers that were stored where it is loaded: so those behind the last key are not stored again
+  const int64_t seen = std::min(count, size.seen_by(row));
+  const bool filled = seen == size.keys && size.cap == 0;
+  std::fill(scores + (filled ? divided(seen, kLanes) * kLanes : seen), scores + whole, -INFINITY);
   const float found = greatest(scores, whole);
   const bool hidden = size.unseen_is_zero && std::isnan(found) &&
                       std::all_of(scores, scores + count, [](float score) { return score == -INFINITY; });
@@ -117,7 +120,7 @@ inline Shares round_softmax(const float* scores, int64_t count, float most, floa
     store_bytes(shares + i, made);
   }
   const float rounded = sum_of(floats(sum)) + static_cast<float>(kOffset * whole);
-  return {1 / (rounded + 255 * std::exp(sink - most)), std::abs(sum_of(exact) - rounded) * 32 > rounded};
+  return {1 / (rounded + (sink > -INFINITY ? 255 * std::exp(sink - most) : 0)), std::abs(sum_of(exact) - rounded) * 32 > rounded};
 }
 
 // Writes the shares of a row in 16 bits: 256 * high[i] + low[i] = about 256 * 255 exp(scores[i] - most). The arguments are those

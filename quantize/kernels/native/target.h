@@ -202,7 +202,7 @@ struct Cached {
 
 constexpr int kCacheZero = 128;
 
-// One head; `step` is the number of floats from one row to the next. The mask is added to the scores, and may be null.
+// One head; `step` is the number of floats from one row to the next. The masks are added to the scores, and may be null.
 //
 // A row of q is rounded as in a Matrix, a row of k and a column of v to integers from -127 to 127. A row of the softmax becomes
 // rint(255 exp(score - greatest score)), and is divided by its sum after the product with v. exp is exact to 1e-4. Where that
@@ -214,6 +214,8 @@ struct Head {
   bool mask_repeats;       // whether a row of the mask has one value for all keys
   float sink = -INFINITY;  // a score of each row beside those of the keys: its share goes to no value
   Cached k_cache = {}, v_cache = {};  // k and v, where these are null; only for few queries
+  const float* window = nullptr;      // a second mask, with a value for each query and key
+  int64_t window_step = 0;
 };
 
 // How a row x becomes y = (x - mean) / sqrt(variance + epsilon) * scale + bias; for an RMS norm the mean counts as 0.
@@ -328,9 +330,10 @@ struct VectorKernels {
   // Rounds a row of a cache to integers from -127 to 127, writes them plus kCacheZero, and returns the step: the greatest
   // absolute value / 127, 0 if that is no normal number, and NaN for a row that is not finite.
   float (*round_row)(const float* x, int64_t count, uint8_t* to);
-  // Caps the scores of a query, adds the mask, hides the keys that the query does not see, and returns the greatest score; NaN if
-  // one of them is NaN or infinite, except -infinity beside others. Scores from `count` on become -infinity, until the last
-  // vector of bytes is whole. Returns -infinity if no key is left and the result is 0 then.
+  // Caps the scores of a query, adds the masks, hides the keys that the query does not see, and returns the greatest score; NaN
+  // if one of them is NaN or infinite, except -infinity beside others. Scores from `count` on become -infinity, until the last
+  // vector of bytes is whole; behind all keys, the caller has done that until the last vector of floats is whole. Returns
+  // -infinity if no key is left and the result is 0 then.
   float (*greatest_seen)(const AttentionSize& size, const Head& head, int64_t row, int64_t count, float* scores);
 };
 

@@ -49,11 +49,12 @@ TURNS = {0: (0, 1, 2, 3), 1: (0, 2, 1, 3), 2: (2, 0, 1, 3)}
 def attention(
     scale: float, orders: Sequence[int], *, masked: bool, threads: int = 1, **more: Any
 ) -> ort.InferenceSession:
-    """Load a model with the operator alone; `more` are further attributes."""
+    """Load a model with the operator alone; `more` are further attributes. With `windows` it has a mask for them."""
     assert isinstance(FOUND, Kernels)
     names = ["q", "k", "v", "m"] if masked else ["q", "k", "v"]
+    names += ["w"] if "windows" in more else []
     node = helper.make_node(
-        "Attention",
+        "WindowAttention" if "windows" in more else "Attention",
         names,
         ["y"],
         domain=NATIVE_DOMAIN,

@@ -174,6 +174,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "Mul",
         "MatMul",
         "Attention",
+        "WindowAttention",
         "Normalization",
         "GRU",
         "LSTM",

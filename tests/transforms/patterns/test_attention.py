@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
@@ -69,6 +71,60 @@ def test_attention_is_found_with_its_scale_mask_and_layout(
     assert len(found.nodes) == count == len({*found.nodes})
     unit = units(model.graph, [found])[-1]
     assert (unit.op, unit.rounded, unit.outputs) == ("attention", ("q", "k", "v"), ("y",))
+
+
+WINDOWS = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N,2,3,4] q, float[N,2,3,4] k, float[N,2,3,4] v) => (float[N,2,3,4] y)
+    <int64[5] five = {-1, 5, 2, 3, 3}, int64[4] four = {-1, 2, 3, 3}> {
+    kt = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, kt) b = Add(s, bias) w = Reshape(b, five) m = Add(w, mask)
+    r = Reshape(m, four) p = Softmax(r) y = MatMul(p, v) }"""
+BIAS, MASK = (1, 2, 3, 3), (1, 5, 1, 3, 3)
+
+
+def with_windows(text: str, bias: tuple[int, ...], mask: tuple[int, ...]) -> FoundAttention | None:
+    """Return the attention in a model whose bias and mask have these shapes; without axes they are inputs."""
+    proto = onnx.parser.parse_model(text)
+    for name, shape in (("bias", bias), ("mask", mask)):
+        if shape:
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name))
+        else:
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    return find_attention(next(node for node in ir.from_proto(proto).graph if node.op_type == "Softmax"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("Add(w, mask)", "Add(mask, w)"), ("five = {-1, 5", "five = {1, 5"), ("four = {-1", "four = {5")],
+)
+def test_a_mask_of_windows_is_found(before: str, after: str) -> None:
+    assert before in WINDOWS
+    for text in (WINDOWS, WINDOWS.replace(before, after)):
+        found = with_windows(text, BIAS, MASK)
+        assert found is not None
+        assert [value.name for value in found.inputs] == ["q", "k", "v", "bias", "mask"]
+        assert len(found.nodes) == len({*found.nodes}) == 8
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "bias", "mask"),
+    [
+        ("", "", BIAS, (1, 5, 2, 3, 3)),  # a mask for each head
+        ("", "", BIAS, (1, 1, 1, 3, 3)),  # one for all windows
+        ("", "", (1, 1, 3, 3), MASK),  # how many heads the scores have is unknown
+        ("", "", (), MASK),
+        ("", "", BIAS, ()),
+        ("four = {-1, 2, 3, 3}", "four = {-1, 3, 2, 3}", BIAS, MASK),
+        ("five = {-1, 5, 2, 3, 3}", "five = {-1, 5, 3, 2, 3}", BIAS, MASK),
+        ("five = {-1, 5, 2, 3, 3}, int64[4]", "five = {0, 5, 2, 3, -1}, int64[4]", BIAS, MASK),
+        ("p = Softmax(r)", "e = Relu(w) p = Softmax(r)", BIAS, MASK),  # another reader
+        ("b = Add(s, bias)", "b = Mul(s, bias)", BIAS, MASK),
+    ],
+)
+def test_other_masks_between_reshapes_are_none_of_windows(
+    before: str, after: str, bias: tuple[int, ...], mask: tuple[int, ...]
+) -> None:
+    assert before in WINDOWS
+    assert with_windows(WINDOWS.replace(before, after) if before else WINDOWS, bias, mask) is None
 
 
 def test_a_softmax_of_an_older_opset_says_its_axis() -> None:
