@@ -405,7 +405,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, output: bool 
         output: Whether the user asked for this file; messages about a later error name it.
 
     Raises:
-        RequantError: The file cannot be written; an existing file is unchanged.
+        RequantError: The file cannot be written, or the content is no bytes; an existing file is unchanged.
     """
     with written_after(path, data, output=output):
         pass
@@ -419,6 +419,7 @@ def written_after(path: str | os.PathLike[str], data: bytes, *, output: bool = T
         RequantError: As `write_atomically`.
     """
     check_replaceable(path)
+    check_kind(data, (bytes, bytearray, memoryview), "the content of a file must be bytes")
     try:
         target = Path(os.path.realpath(path))
         with scratch_file(target.parent) as temporary:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..system.given import check_kind
+from ..system.regular import check_stored
 from .bodies import graphs_in
 
 if TYPE_CHECKING:
@@ -26,7 +28,13 @@ def fingerprint(model: ir.Model) -> str:
 
     Doc strings, metadata, node names, inferred shapes and the storage of constants do not change it.
     Constants are read one at a time.
+
+    Raises:
+        RequantError: It is no model, or constants in external files cannot be read.
     """
+    import onnx_ir as ir
+
+    check_kind(model, ir.Model, "fingerprint takes an onnx_ir.Model, as onnx_ir.load returns it")
     return _hashed(partial(_model_parts, model)).hex()
 
 
@@ -87,6 +95,8 @@ def _tensor_parts(tensor: ir.TensorProtocol, data: Callable[[bytes], None]) -> I
     import onnx_ir as ir
 
     yield f"tensor {tensor.dtype} {tensor.shape}"
+    if isinstance(tensor, ir.ExternalTensor):
+        check_stored(tensor)
     if tensor.dtype == ir.DataType.STRING:
         yield repr(tensor.numpy().tolist())
     else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from .. import RequantError
+from ..system.given import check_kind
 from .extremes import MinMax
 from .histogram import Histogram, Statistic
 from .sums import Channels, Moments, Runs
@@ -90,6 +91,16 @@ def _without(statistics: Mapping[str, T], names: Container[str]) -> dict[str, T]
     return {name: statistic for name, statistic in statistics.items() if name not in names}
 
 
+MERGED = "merge takes two mappings from names of tensors to statistics"
+"""The error for another argument."""
+KINDS: Mapping[type, str] = {
+    MinMax: "min and max alone",
+    Histogram: "a histogram",
+    Runs: "the extremes of runs",
+    Channels: "the statistics of channels",
+    Moments: "moments",
+}
+"""What the kinds of statistics are called in an error."""
 Merged = TypeVar("Merged", MinMax | Histogram, Runs, Channels, Moments)
 
 
@@ -97,14 +108,20 @@ def merge(left: Mapping[str, Merged], right: Mapping[str, Merged]) -> dict[str, 
     """Merge the statistics of each tensor. A statistic that only one side has stays as it is.
 
     Raises:
-        RequantError: The two statistics of a tensor have different kinds, or different numbers of channels.
+        RequantError: The two statistics of a tensor have different kinds, or different numbers of channels; or an
+            argument is no mapping from names to statistics.
     """
+    for side in (left, right):
+        check_kind(side, Mapping, MERGED)
+        for statistic in side.values():
+            check_kind(statistic, tuple(KINDS), MERGED)
     merged = dict(left)
     for name, statistic in right.items():
         try:
             merged[name] = merged[name] | statistic if name in merged else statistic  # type: ignore[operator]
         except TypeError:
-            raise RequantError(f"tensor {name!r}: a histogram cannot be merged with min and max alone") from None
+            one, two = sorted(KINDS[type(each)] for each in (statistic, merged[name]))
+            raise RequantError(f"tensor {name!r}: {one} cannot be merged with {two}") from None
         except ValueError as error:
             raise RequantError(f"tensor {name!r} {error}") from None
     return merged

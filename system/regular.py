@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import IO
+from typing import IO, Any
 
 from .. import RequantError
 from .given import check_path
@@ -75,6 +75,29 @@ def check_replaceable(path: AnyPath) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise RequantError(f"{os.fspath(path)}: is {kind}; give the path of a file")
+
+
+def check_stored(tensor: Any) -> None:
+    """Check that a tensor in a file can be read: onnx-ir maps the file, and reports a bad one in many ways.
+
+    Args:
+        tensor: An ``onnx_ir.ExternalTensor``.
+
+    Raises:
+        RequantError: The path is no regular file inside the model's folder, or the file ends inside the tensor.
+    """
+    where = f"external data of {tensor.name!r}"
+    try:
+        tensor._check_path_containment()
+    except ValueError as error:
+        raise RequantError(f"{where}: {error}") from error
+    try:
+        size = check_regular(tensor.path).st_size
+    except RequantError as error:
+        raise RequantError(f"{where}: {error}") from error
+    end = (tensor.offset or 0) + tensor.nbytes
+    if size < end:
+        raise RequantError(f"{where}: {tensor.path}: has {size} bytes, and {end} are needed")
 
 
 def open_regular(path: AnyPath) -> IO[bytes]:

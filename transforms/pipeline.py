@@ -24,7 +24,7 @@ from . import plugins
 from .groups import SKIPPING, members
 from .int8.existing import MADE_KEY, is_finished
 from .registry import COMMON, REQUIRED, Change, Option, PipelineError, Transform, TransformError
-from .verify import Signature, VerifyError, signature, verify
+from .verify import Signature, VerifyError, check_model, signature, verify
 
 FINISHED = "written-by-requant"
 METADATA_KEY = "requant.pipeline"
@@ -172,9 +172,9 @@ def run(
         PipelineError: The pipeline is not valid, or no step takes the inputs or outputs.
         TransformError: A step without ``ignore_errors=true`` failed.
         VerifyError: The model is not valid before the first step or after a step.
+        RequantError: It is no model, or its external data cannot be read.
     """
-    if not isinstance(model, ir.Model):
-        raise TransformError(f"run takes an onnx_ir.Model, as onnx_ir.load returns it, not {type(model).__name__}")
+    check_model(model, "run")
     steps = _with_ports(parse(str(pipeline)).steps, {"inputs": tuple(inputs), "outputs": tuple(outputs)})
     verified = check and not lookup(steps[0].name).takes_unsorted
     if verified:

@@ -12,10 +12,12 @@ from onnx_ir.passes import PassError
 from onnx_ir.passes.common import CheckerPass
 
 from .. import RequantError
+from ..system.given import check_kind
+from ..system.regular import check_stored
 from .calls import check_calls
 from .graph import constant
 from .registry import TransformError
-from .tensors import load_tensors
+from .tensors import external_tensors, load_tensors
 
 RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})
 TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype"})
@@ -26,6 +28,8 @@ PLAIN_IR = 4
 """The first IR version in which an initializer need not be an input; the runtime asks for it in no version."""
 MOST_STEPS = 10**8
 """The most steps of a Loop whose condition is always true. ONNX Runtime takes some microseconds for a step."""
+MODEL = "takes an onnx_ir.Model, as onnx_ir.load returns it"
+"""What functions of the Python API say of another argument, after their name."""
 KEPT_AWAY = 1000  # bytes; the checker pass does not hand larger initializers to onnx
 
 
@@ -73,8 +77,29 @@ class Signature:
 
 
 def signature(model: ir.Model) -> Signature:
-    """Return the inputs and outputs of `model`."""
+    """Return the inputs and outputs of `model`.
+
+    Raises:
+        RequantError: It is no model.
+    """
+    check_kind(model, ir.Model, f"signature {MODEL}")
     return Signature(_ports(model.graph.inputs), _ports(model.graph.outputs))
+
+
+def check_model(model: object, taker: str) -> None:
+    """Refuse what is no model in memory, and a model whose external data cannot be read.
+
+    Args:
+        model: What the caller of the Python API gave.
+        taker: The name of the function, for the error.
+
+    Raises:
+        RequantError: It is refused.
+    """
+    check_kind(model, ir.Model, f"{taker} {MODEL}")
+    assert isinstance(model, ir.Model)
+    for tensor in external_tensors(model):
+        check_stored(tensor)
 
 
 def verify(model: ir.Model, *, like: Signature | None = None, message: onnx.ModelProto | None = None) -> None:
@@ -89,7 +114,13 @@ def verify(model: ir.Model, *, like: Signature | None = None, message: onnx.Mode
 
     Raises:
         VerifyError: The model is not valid; the message names the first problem.
+        RequantError: An argument is of another type, or external data cannot be read.
     """
+    check_model(model, "verify")
+    if like is not None:
+        check_kind(like, Signature, "like must be a Signature, as signature() returns it")
+    if message is not None:
+        check_kind(message, onnx.ModelProto, "message must be a ModelProto")
     graphs = tuple(model.graphs())
     owned = set(graphs)
     for graph in graphs:

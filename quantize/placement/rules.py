@@ -13,13 +13,15 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from ...system.given import check_kind, or_default
 from ...transforms.graph import bodies, computing_graphs
 from ...transforms.int8.ops import GATE, OPS, WHOLE, why_float
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
-from ...transforms.int8.qparams import BlockForm
+from ...transforms.int8.qparams import BlockForm, Scheme
 from ...transforms.int8.reasons import FUSED_GROUP, NONE, Reason
 from ...transforms.int8.units import units
 from ...transforms.patterns.attention import OPERATORS, FoundAttention, find_attention, missing_form
+from ...transforms.verify import check_model
 from ..options.declared import Strategy
 from ..options.selection import ORDERS, Selection
 from ..runtime.kernels import uint8_kernels
@@ -75,7 +77,17 @@ def choose(
         kept_float: Tensors that must stay float, with the reason.
         types: Operator types by node name in the user's own model; simplification may have changed some.
         activation: The integer type of activations, ``u8`` or ``s8``.
+
+    Raises:
+        RequantError: An argument is of another type, or external data of the model cannot be read.
     """
+    check_model(model, "choose")
+    selection = or_default(selection, Selection, "selection")
+    for name, given in (("ranges", ranges), ("kept_float", kept_float), ("types", types)):
+        if given is not None:
+            check_kind(given, Mapping, f"{name} must be a mapping from names")
+    check_kind(static, bool, "static must be True or False")
+    Scheme(activation=activation)  # refuses another name
     facts = facts_of(model, selection, types, activation)
     return choose_by(replace(facts, static=static, ranges=ranges or {}, kept_float=kept_float or {}), model)
 

@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 
 from requant import RequantError, transforms
-from requant.calibration import Calibrator, Execution, Precision, load_ranges
-from requant.quantize import Options, Selection, compare_models, inspect_model, merge_ranges, quantize_model
+from requant.calibration import (
+    Calibrator,
+    Execution,
+    MinMax,
+    Moments,
+    Precision,
+    fingerprint,
+    load_ranges,
+    merge,
+    write_atomically,
+)
+from requant.quantize import (
+    Options,
+    Scheme,
+    Selection,
+    choose,
+    compare_models,
+    inspect_model,
+    merge_ranges,
+    quantize_model,
+)
 from requant.quantize.runtime.runtimes import Setting
 from requant.transforms import transform
 
 TEXT = '<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] x) => (float[N,2] y) { [n] y = Neg(x) }'
 OTHER = TEXT.replace("float[N,2] x", "float[N,2] z").replace("Neg(x)", "Neg(z)")
 MODEL, ANOTHER = (onnx.parser.parse_model(text).SerializeToString() for text in (TEXT, OTHER))
+NET = ir.from_proto(onnx.parser.parse_model(TEXT))
 FEEDS = [{"x": np.ones((1, 2), np.float32)}]
+
+
+DIGITS = Path(__file__).parents[2] / "sample_models" / "digits.onnx"
 
 
 def some(value: object) -> Any:
@@ -103,6 +128,26 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a group by number": (lambda: transforms.join(some(5), 1, "fold_constants"), "the name of a group must be a text"),
     "a step by number": (lambda: transforms.join("mine", 1, some(5)), "a step must be a text, not an int"),
     "a model as bytes": (lambda: transforms.run("fold_constants", some(MODEL)), r"run takes an onnx_ir\.Model"),
+    "a fingerprint of bytes": (
+        lambda: fingerprint(some(MODEL)),
+        r"fingerprint takes an onnx_ir\.Model, .* not a bytes",
+    ),
+    "a signature of a path": (lambda: transforms.signature(some("m.onnx")), r"signature takes an onnx_ir\.Model"),
+    "a check of a path": (lambda: transforms.verify(some("m.onnx")), r"verify takes an onnx_ir\.Model"),
+    "a signature as text": (lambda: transforms.verify(NET, like=some("x")), "like must be a Signature, .* not a str"),
+    "a message as bytes": (lambda: transforms.verify(NET, message=some(MODEL)), "message must be a ModelProto, not"),
+    "a plan of a path": (lambda: choose(some("m.onnx")), r"choose takes an onnx_ir\.Model"),
+    "a plan by a name": (lambda: choose(NET, some("n")), "selection must be a Selection, not a str"),
+    "a plan by a list": (lambda: choose(NET, ranges=some(["y"])), "ranges must be a mapping from names, not a list"),
+    "a plan of u4": (lambda: choose(NET, activation="u4"), "no activation type named 'u4'"),
+    "a type as a list": (lambda: Scheme(activation=some([])), "activation must be a text, not a list"),
+    "merged paths": (lambda: merge(some("a.json"), {}), "merge takes two mappings .*, not a str"),
+    "merged pairs": (lambda: merge({}, {"y": some((0, 1))}), "merge takes two mappings .* to statistics, not a tuple"),
+    "merged kinds": (
+        lambda: merge({"y": MinMax(0, 1, 1)}, {"y": some(Moments.of(np.ones(3)))}),
+        "tensor 'y': min and max alone cannot be merged with moments",
+    ),
+    "written text": (lambda: write_atomically("y.json", some("{}")), "the content of a file must be bytes, not a str"),
 }
 
 
@@ -115,6 +160,27 @@ def test_an_argument_of_another_kind_is_refused(
         call()
     assert "\n" not in str(caught.value)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "a folder", "linked twice"])
+@pytest.mark.parametrize("call", [fingerprint, transforms.verify, choose, partial(transforms.run, "fold_constants")])
+def test_external_data_of_a_model_in_memory_are_checked(
+    call: Callable[[ir.Model], object], damage: str, tmp_path: Path
+) -> None:
+    path, data = tmp_path / "m.onnx", tmp_path / "m.data"
+    ir.save(ir.load(DIGITS), path, external_data=data.name)
+    model = ir.load(path)
+    if damage == "linked twice":
+        (tmp_path / "other").hardlink_to(data)
+    else:
+        data.unlink()
+    if damage == "a folder":
+        data.mkdir()
+    elif damage == "cut":
+        data.write_bytes(b"short")
+    with pytest.raises(RequantError, match=r"^external data of '.*': .*m.data") as caught:
+        call(model)
+    assert "\n" not in str(caught.value)
 
 
 def test_collections_of_names_may_be_of_any_kind() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import RequantError, UnknownNameError
+from ...system.given import normalise_fields
 
 Array = npt.NDArray[Any]
 Index = tuple[slice, ...]
@@ -164,7 +165,7 @@ class Scheme:
 
     Raises:
         UnknownNameError: A type is neither ``u8`` nor ``s8``.
-        RequantError: There is no kernel for these blocks.
+        RequantError: There is no kernel for these blocks, or an attribute is of another type.
     """
 
     activation: str = "u8"
@@ -174,6 +175,7 @@ class Scheme:
     block_size: int = 0
 
     def __post_init__(self) -> None:
+        normalise_fields(self)
         for kind, name in (("activation", self.activation), ("weight", self.weight)):
             if name not in DTYPES:
                 raise UnknownNameError(f"{kind} type", name, DTYPES)
