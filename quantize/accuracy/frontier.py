@@ -14,8 +14,8 @@ class Point:
 
     Attributes:
         price: The price of all noise, as a share of the float model's run time.
-        value: The score.
-        speedup: How many times faster than the float model.
+        value: The score; the worst one if there is none.
+        speedup: How many times faster than the float model; 0 if it does not run, or the metric fails on its outputs.
         int8_units: Units that compute in integers.
         kept: Whether it keeps the bar.
         digest: The digest of its plan; equal plans are tried once.
@@ -66,12 +66,17 @@ class Frontier:
     @property
     def frontier(self) -> tuple[Point, ...]:
         """The points for which no other point is both faster and better, the fastest first."""
-        return undominated(self.points, higher=self.higher_is_better)
+        return undominated(self.scored, higher=self.higher_is_better)
+
+    @property
+    def scored(self) -> tuple[Point, ...]:
+        """The models that run and have a score."""
+        return tuple(point for point in self.points if point.speedup > 0)
 
     @property
     def most_accurate(self) -> Point | None:
-        """The point with the best score; None where nothing was tried."""
-        return max(self.points, key=lambda point: point.value if self.higher_is_better else -point.value, default=None)
+        """The point with the best score; None where no model was scored."""
+        return max(self.scored, key=lambda point: point.value if self.higher_is_better else -point.value, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the search as plain JSON values."""

@@ -51,8 +51,11 @@ def print_frontier(found: Frontier) -> None:
     table.add_row("1.00x", f"{found.before:.6g}", "0", "", "float")
     for point in found.points:
         marks = ["best"] if point == best else []
-        marks += [] if point.kept else ["misses the bar"]
-        marks += [] if point in worth else ["another model is faster and better"]
+        if point not in found.scored:
+            marks += ["does not run, or has no score"]
+        else:
+            marks += [] if point.kept else ["misses the bar"]
+            marks += [] if point in worth else ["another model is faster and better"]
         row = (f"{point.speedup:.2f}x", f"{point.value:.6g}", str(point.int8_units), f"{point.price:.3g}")
         table.add_row(*row, ", ".join(marks))
     console.print(table)

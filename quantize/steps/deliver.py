@@ -126,6 +126,8 @@ def deliver_searched(
         return _unchanged(job, ranges, output)
     if candidate is None:
         nothing = "nothing in this model can become int8"
+        if frontier.points:
+            nothing = f"no int8 model of the search runs and has a score in {frontier.metric}"
         reason = nothing if frontier.done else "the time limit ended the search before a model was tried"
         candidate = Candidate(job.simple.clone(), job.all_int8_plan, {}, job.float_source, runtime=job.runtime)
         return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)

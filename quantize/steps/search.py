@@ -243,15 +243,28 @@ def _try(walk: _Walk, price: float, plan: Plan | None = None) -> Point:
         return known
     walk.job.progress(_so_far(walk), len(walk.frontier.points), None)
     candidate = _emitted(walk, plan)
-    metric = walk.goal.metric
-    value = _scored(walk.job, candidate.source, walk.source, walk.reference)
+    value, speedup = _measured(walk, candidate)
     units = sum(plan.impl(unit).int8 for unit in plan.units)
-    point = Point(price, value, _speedup(walk, candidate), units, reaches(metric, value, walk.frontier.bar), digest)
+    is_kept = speedup > 0 and reaches(walk.goal.metric, value, walk.frontier.bar)
+    point = Point(price, value, speedup, units, is_kept, digest)
     points = tuple(sorted((*walk.frontier.points, point), key=lambda each: -each.speedup))
     best = next((each for each in points if each.kept and each.int8_units), None)
     walk.frontier = replace(walk.frontier, points=points, best=best)
     _remember(walk)
     return point
+
+
+def _measured(walk: _Walk, candidate: Candidate) -> tuple[float, float]:
+    """Return the score and the speed-up of a candidate; the worst score and 0 if it does not run, or the metric fails.
+
+    The metric has scored the float model, so that the candidate is the cause: it may return NaN. The search goes on,
+    because an error would lose the models that were tried before.
+    """
+    try:
+        return _scored(walk.job, candidate.source, walk.source, walk.reference), _speedup(walk, candidate)
+    except RequantError as error:
+        logging.getLogger("requant").warning("requant: a model of the search is left out: %s", error)
+        return -math.inf if walk.goal.metric.higher_is_better else math.inf, 0.0
 
 
 def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) -> float:
@@ -329,7 +342,8 @@ def _remember(walk: _Walk) -> None:
     """Save the models that were tried."""
     if walk.state.is_symlink():  # writing would replace the file that it names
         return
-    rows = [{**asdict(point), "value": plain_number(point.value)} for point in walk.frontier.points]
+    # the next run tries models without a score again
+    rows = [{**asdict(point), "value": plain_number(point.value)} for point in walk.frontier.scored]
     write_atomically(walk.state, json.dumps({"key": _key(walk), "points": rows}).encode(), output=False)
 
 

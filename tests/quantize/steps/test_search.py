@@ -26,6 +26,7 @@ from requant.quantize import Goal, Options, Point, search_model
 from requant.quantize.accuracy.drop import parse_drop
 from requant.quantize.accuracy.frontier import Frontier, undominated
 from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
+from requant.quantize.accuracy.metrics.metric import Own
 from requant.quantize.job import Job
 from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Write
@@ -325,6 +326,34 @@ def test_a_search_keeps_any_metric(tmp_path: Path, metric: str, drop: str) -> No
     assert result.search is not None
     assert result.search.before == {"mse": 0.0}.get(metric, result.search.before)
     assert result.search.points
+
+
+def failing(how: str, calls: list[str]) -> Metric:
+    """Return a user's metric that scores the float model alone."""
+
+    def share(path: str) -> Any:
+        calls.append(path)
+        if len(calls) > 1 and how == "raises":
+            raise KeyError("logits")
+        return 1.0 if len(calls) == 1 else {"nan": math.nan, "none": None}.get(how)
+
+    about = Own(share, takes_model=True)
+    return Metric(name="mine", labels="none", value=lambda parts: parts[0] / parts[1], own=about)
+
+
+@pytest.mark.parametrize("how", ["raises", "nan", "none"])
+def test_a_metric_that_fails_on_int8_models_leaves_the_float_one(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = Goal(metric=failing(how, []), allowance=parse_drop("1%"), data=f"{JUDGED}")
+    result = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", asked, OPTIONS)
+    assert result.search is not None
+    assert result.search.points
+    assert result.search.scored == ()
+    assert result.why_not.startswith("no int8 model of the search runs and has a score in mine: the output is")
+    assert "a model of the search is left out: metric mine: " in caplog.text
+    assert [path.name for path in tmp_path.glob("*.onnx")] == ["out.onnx"]
+    assert "NaN" not in json.dumps(result.to_json())
 
 
 def test_a_budget_of_nothing_is_refused() -> None:
