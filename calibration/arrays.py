@@ -182,7 +182,7 @@ def _npz_names(archive: zipfile.ZipFile, path: str, split: str | None, inputs: S
     for spec in required(inputs):
         if spec.name not in names:
             given = [name for name in files if name.startswith(prefix)]
-            hint = missing(prefix + spec.name, given, [prefix + each for each in names], inputs)
+            hint = missing(spec, given, [prefix + each for each in names], inputs, prefix)
             raise DataError(f"{path}: no array named {prefix + spec.name!r} for the input{hint}")
     return names
 

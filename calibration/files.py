@@ -192,8 +192,8 @@ def merge_files(files: Sequence[RangeFile]) -> RangeFile:
             if data.shards:
                 present = ", ".join(map(shard_text, data.shards))
                 raise RequantError(
-                    f"only shard {present} of {description!r} is given; all its shards are needed, with the same "
-                    "text after --data"
+                    f"only shard {present} of {description!r} is given; all its shards are needed, of the same "
+                    "data source"
                 )
     descriptions = sorted({part for description in wholes for part in description.split(JOINT)})
     merged = RangeFile.of(

@@ -161,7 +161,7 @@ def image_folder(folder: str, files: Sequence[str], reading: Reading, inputs: Se
     if reading.preprocess is None:
         raise DataError(
             f"{folder}: images need the preprocessing of the training for input {spec.name!r}, {spec}: "
-            f'for example --preprocess "{suggested(spec)}"'
+            f'for example --preprocess "{suggested(spec)}" (in Python: DataSpec(preprocess=...))'
         )
     try:
         recipe = image_recipe(reading.preprocess, spec)

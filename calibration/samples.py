@@ -170,20 +170,26 @@ def checked(sample: Sample, inputs: Sequence[InputSpec]) -> Sample:
     return replace(sample, feed=feed)
 
 
-def missing(name: str, given: Iterable[str], used: Iterable[str], inputs: Sequence[InputSpec]) -> str:
-    """Return what may help where an input has no array: a similar name that no other input uses, or ``--state``.
+def missing(
+    spec: InputSpec, given: Iterable[str], used: Iterable[str], inputs: Sequence[InputSpec], prefix: str = ""
+) -> str:
+    """Return what may help where an input has no array: a similar name that no other input uses, or a state.
 
     Args:
-        name: The input.
+        spec: The input.
         given: The names of all arrays.
         used: The names that other inputs use.
         inputs: The model's inputs.
+        prefix: What the names of the arrays begin with.
     """
     names = [*given]
     free = [other for other in names if other not in {*used}]
-    hint = near(name, free) if free or not names else ""
+    hint = near(prefix + spec.name, free) if free or not names else ""
     several = len([*required(inputs)]) > 1
-    return hint + ("; if an output of the model feeds it: --state OUT=IN" if several and names else "")
+    if not several or not names or spec.fed_by == ():
+        return hint
+    pair = f"{spec.fed_by[0]}={spec.name}" if spec.fed_by and len(spec.fed_by) == 1 else f"OUT={spec.name}"
+    return f"{hint}; if an output of the model feeds it: --state {pair} (in Python: DataSpec(state=['{pair}']))"
 
 
 def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where: str) -> None:
@@ -196,9 +202,10 @@ def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where:
     for name in names:
         if name not in known:
             raise DataError(f"{where}: the model has no input named {name!r}{near(str(name), known)}")
-    for name in (spec.name for spec in required(inputs)):
-        if name not in names:
-            raise DataError(f"{where}: no array for the model's input {name!r}{missing(name, names, known, inputs)}")
+    for spec in required(inputs):
+        if spec.name not in names:
+            hint = missing(spec, names, known, inputs)
+            raise DataError(f"{where}: no array for the model's input {spec.name!r}{hint}")
 
 
 def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:

@@ -112,12 +112,14 @@ class InputSpec:
         dtype: The element type; ``str`` without a length for strings.
         shape: One entry per axis: the length, the symbol, or None.
         optional: Whether samples may lack it, because it is computed: a state, or a mask over the state.
+        fed_by: The outputs that may be the state that it holds, by type and shape; None if they are not known.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...]
     optional: bool = False
+    fed_by: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         """Return ``"float32 (N, 3, 224, 224)"``."""
@@ -215,7 +217,7 @@ def _open(model: ModelSource, options_for: Callable[[ModelSource], SessionOption
         if hint == LOAD_HINTS["NotImplemented"] and (opset := _opset_of(model)) < OLDEST_OPSET:
             hint = (
                 f"opset {opset} is older than {OLDEST_OPSET}, the oldest that the runtime supports; "
-                "'requant transform' with --transforms convert_opset writes a newer model"
+                "'requant transform' (in Python: transform_model) with convert_opset writes a newer model"
             )
         raise RequantError(f"{name}: {hint}: {message}") from error
 

@@ -27,7 +27,7 @@ from .onnx_sets import onnx_folder, onnx_sets
 from .samples import MOST, DataError, Picked, Rows, Sample, checked, feed_layout, stacked
 from .sequences import Carrier, gives_state, read_ahead, reader_inputs, stretches
 from .session import InputSpec, ModelSource, Serialized, open_session, output_specs, run_session
-from .state import Link, find_links
+from .state import Link, find_links, with_feeders
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -262,9 +262,8 @@ def open_source(
     if not isinstance(spec, DataSpec):
         spec = DataSpec(os.fspath(spec) if isinstance(spec, os.PathLike) else spec)
     spec = replace(spec, memory_limit=spec.memory_limit or memory_limit)
-    carried = None if model is None else _open_carried(spec, tuple(inputs), model)
-    if carried is not None:
-        return carried
+    if model is not None:
+        return _open_for(model, spec, tuple(inputs))
     return Source(tuple(inputs), _open_rows(spec, inputs), reference=_reference(spec))
 
 
@@ -273,17 +272,15 @@ def _reference(spec: DataSpec) -> DataSpec | None:
     return spec if isinstance(spec.text, str) else None
 
 
-def _open_carried(
-    spec: DataSpec, inputs: tuple[InputSpec, ...], model: ModelSource | InferenceSession
-) -> Source | None:
-    """Open the data of a model with a state: its samples are steps, unless they give it; None without a state."""
+def _open_for(model: ModelSource | InferenceSession, spec: DataSpec, inputs: tuple[InputSpec, ...]) -> Source:
+    """Open the data of a model. Samples are steps of sequences if it has a state that the data do not give."""
     stored = isinstance(model, (str, bytes, os.PathLike, Serialized))
     session = open_session(model, lean=True) if stored else model
     outputs = output_specs(session)
     links = find_links(spec.state, inputs, outputs)
+    rows = _open_rows(spec, reader_inputs(inputs, links, outputs) if links else with_feeders(inputs, outputs))
     if not links:
-        return None
-    rows = _open_rows(spec, reader_inputs(inputs, links, outputs))
+        return Source(inputs, rows, reference=_reference(spec))
     if spec.state is None and gives_state(rows, links):
         return Source(inputs, _open_rows(spec, inputs), reference=_reference(spec), given=links)
     if stored:

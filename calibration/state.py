@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import RequantError, UnknownNameError
 from .session import InputSpec, type_name
@@ -75,7 +75,7 @@ def find_links(
         raise RequantError(f"the state is an empty text; write OUT=IN, or {NONE}")
     if texts == [NONE]:
         return ()
-    links = tuple(_parsed(text) for text in texts)
+    links = tuple(_parsed(text, inputs, outputs) for text in texts)
     known = ({spec.name: spec for spec in outputs}, {spec.name: spec for spec in inputs})
     for link in links:
         _check(link, *known)
@@ -97,12 +97,21 @@ def summary(links: Sequence[Link]) -> list[str]:
     return [str(group[0]) if len(group) == 1 else f"{text} ({len(group)} of them)" for text, group in groups.items()]
 
 
-def _parsed(text: str) -> Link:
-    """Return the link of a text ``OUT=IN``."""
-    output, _, name = (part.strip() for part in text.rpartition("="))
-    if not output or not name:
-        raise RequantError(f"state: {text!r} is no pair; write OUT=IN, for instance hn=h0, or {NONE}")
-    return Link(output, name)
+def with_feeders(inputs: Sequence[InputSpec], outputs: Sequence[InputSpec]) -> list[InputSpec]:
+    """Return inputs with the outputs that may feed them, by type and shape."""
+    return [replace(spec, fed_by=tuple(each.name for each in outputs if fits(each, spec))) for spec in inputs]
+
+
+def _parsed(text: str, inputs: Sequence[InputSpec], outputs: Sequence[InputSpec]) -> Link:
+    """Return the link of a text ``OUT=IN``; the error for another text has the only possible pair with a name in it."""
+    output, equals, name = (part.strip() for part in text.rpartition("="))
+    if output and name:
+        return Link(output, name)
+    given = text.replace(equals, "").strip()
+    pairs = [(feeder, spec.name) for spec in with_feeders(inputs, outputs) for feeder in spec.fed_by or ()]
+    fitting = ["=".join(pair) for pair in pairs if given in pair]
+    form = fitting[0] if len(fitting) == 1 else "OUT=IN, for instance hn=h0"
+    raise RequantError(f"state: {text!r} is no pair; write {form}, or {NONE}")
 
 
 def _check(link: Link, outputs: Mapping[str, InputSpec], inputs: Mapping[str, InputSpec]) -> None:
@@ -117,7 +126,9 @@ def _check(link: Link, outputs: Mapping[str, InputSpec], inputs: Mapping[str, In
             raise UnknownNameError(noun, name, known)
     before, after = inputs[link.input], outputs[link.output]
     if not fits(after, before):
-        raise RequantError(f"state: output {link.output!r} is {after}, but input {link.input!r} is {before}")
+        wrong = f"state: output {link.output!r} is {after}, but input {link.input!r} is {before}"
+        fitting = [name for name, spec in outputs.items() if fits(spec, before)]
+        raise RequantError(wrong + (f"; only {fitting[0]}={link.input} fits" if len(fitting) == 1 else ""))
 
 
 def fits(after: InputSpec, before: InputSpec) -> bool:

@@ -82,7 +82,7 @@ def text_file(
     if tokenizer is None:
         raise DataError(
             f"{path}: a text file needs a tokenizer, which converts a text to a dict of arrays: "
-            "--tokenizer FILE.py:NAME or PACKAGE.MODULE:NAME"
+            "--tokenizer FILE.py:NAME or PACKAGE.MODULE:NAME (in Python: DataSpec(tokenizer=...))"
         )
     converter = load_named(tokenizer, "tokenizer") if isinstance(tokenizer, str) else Named(tokenizer, _name(tokenizer))
     if not callable(converter.value):

@@ -162,7 +162,9 @@ def search_model(
             look(run)
     result = replace(run.result, search=frontier, findings=ranges.findings, seconds=watch.seconds())
     if frontier.interrupted:
-        raise KeyboardInterrupt(f"{os.fspath(output)} is the best model so far; the same command with --force resumes")
+        raise KeyboardInterrupt(
+            f"{os.fspath(output)} is the best model so far; the same with --force (in Python: force=True) resumes"
+        )
     if frontier.done:
         state.unlink(missing_ok=True)
     if frontier.best is None and frontier.most_accurate is not None:

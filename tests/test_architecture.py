@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -378,6 +379,30 @@ def test_foreign_text_goes_through_the_one_place_that_makes_it_printable() -> No
         if name in PRINTERS and place(path) != PRINTERS[name]:
             wrong.append(f"{place(path, node.lineno)}: {name}")  # type: ignore[attr-defined]
     assert wrong == []
+
+
+FLAGS_ALONE = (
+    "cli.py",
+    "quantize/commands",
+    "quantize/project",
+    "quantize/options/build.py",
+    "quantize/kernels/build.py",
+)
+"""Modules whose errors only the command line and requant.toml can raise."""
+
+
+def test_errors_of_the_python_api_name_options_as_python_does() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        if not str(path.relative_to(ROOT)).startswith((*FLAGS_ALONE, "quantize/tools/reproduce.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise)
+        and re.search(r"[\s'\"]--[a-z]", ast.unparse(node))
+        and "requant quantize" not in ast.unparse(node)
+        and "in Python" not in ast.unparse(node)
+    ]
+    assert found == []
 
 
 def test_rich_prints_by_the_console_of_the_project_alone() -> None:

@@ -44,7 +44,7 @@ from .verdict import (
 Model = str | os.PathLike[str]
 ORDER = (
     "the model chooses {!r} by its own scores, and the last bit of a score changes the order: its SQNR says little; "
-    "give a --metric, such as map"
+    "give a metric, such as map"
 )
 
 

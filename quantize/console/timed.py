@@ -28,7 +28,7 @@ def print_compiled(found: Compiled) -> None:
     table.add_row("kernels", _kernels(found))
     table.add_row("probes", ", ".join(found.probes) or "none: the graph does not depend on the CPU")
     if found.identical is None:
-        table.add_row("outputs", "not compared: the model runs on no random inputs; give --data")
+        table.add_row("outputs", "not compared: the model runs on no random inputs; give data")
     elif found.identical:
         table.add_row("outputs", f"equal bit for bit on {found.samples} samples of {found.data}")
     else:

@@ -20,6 +20,8 @@ from ..runtime.runtimes import PLAIN, Setting
 
 DEFAULTS: Mapping[str, str] = {"share": "0.005", "dB": "0.5", "": "1%"}
 """The default tolerance of a metric, by its unit."""
+UPDATE = "--update (in Python: update=True)"
+"""What makes a new baseline."""
 
 
 @dataclass(frozen=True, slots=True)

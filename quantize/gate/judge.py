@@ -14,7 +14,7 @@ from ..accuracy.drop import Allowance, versus
 from ..accuracy.metrics import Metric
 from ..accuracy.sqnr import finite
 from ..model.files import size_text
-from .baseline import Baseline, DataSummary, Measured, Scored, Speed, Statistics, Tolerances
+from .baseline import UPDATE, Baseline, DataSummary, Measured, Scored, Speed, Statistics, Tolerances
 from .measure import machines_differ
 
 
@@ -299,7 +299,7 @@ def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) ->
             reason=f"too slow in {rounds}" if slow else "",
         )
     if before is None:
-        yield _skipped("latency", "the baseline was not timed: --update times it")
+        yield _skipped("latency", f"the baseline was not timed: {UPDATE} times it")
         return
     line = Line(
         name="latency",

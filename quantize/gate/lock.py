@@ -25,13 +25,13 @@ from ...system.given import check_path
 from ...system.regular import check_replaceable
 from ..accuracy.metrics import Score, metric_named
 from ..runtime.runtimes import PLAIN, Setting
-from .baseline import Baseline, Constant, DataSummary, Layer, Measured, Scored, Speed, tolerances
+from .baseline import UPDATE, Baseline, Constant, DataSummary, Layer, Measured, Scored, Speed, tolerances
 
 FORMAT = "requant.lock"
 VERSION = 1
 HEAD = 4096
 """Bytes at the beginning of a file that tell a baseline, whose first key is the format."""
-MALFORMED = "malformed, --update writes a new one"
+MALFORMED = f"malformed, {UPDATE} writes a new one"
 COPIED = ("float_model", "int8_model", "mac_share", "size", "opset")
 """Attributes of `Measured` that are written as they are."""
 UNSEALED = frozenset({"format", "version", "checksum", "tolerances"})
@@ -113,15 +113,17 @@ def load_baseline(path: str | os.PathLike[str]) -> Baseline:
     check_path(path, "a baseline")
     name = os.fspath(path)
     if not os.path.lexists(path):
-        raise RequantError(f"{name}: no such baseline; --update (in Python: update=True) measures and writes it")
+        raise RequantError(f"{name}: no such baseline; {UPDATE} measures and writes it")
     document = load_json(path, "baseline", most=LARGE_FILE)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RequantError(f'{name}: not a baseline: an object with "format": "{FORMAT}" is expected')
     if document.get("version") != VERSION:
         version = document.get("version")
-        raise RequantError(f"{name}: baseline of version {version!r}; this program reads {VERSION}: --update")
+        raise RequantError(
+            f"{name}: baseline of version {version!r}; this program reads {VERSION}; {UPDATE} measures anew"
+        )
     if "checksum" in document and document["checksum"] != checksum(document):
-        raise RequantError(f"{name}: more than the tolerances was edited, or a part is missing: --update measures anew")
+        raise RequantError(f"{name}: more than the tolerances was edited, or a part is missing: {UPDATE} measures anew")
     try:
         return _baseline(document, name)
     except RequantError as error:

@@ -31,7 +31,7 @@ from ..runtime.machine import Machine
 from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import PLAIN, Setting
 from ..runtime.session import Runner
-from .baseline import Baseline, Measured, Tolerances, tolerances
+from .baseline import UPDATE, Baseline, Measured, Tolerances, tolerances
 from .blame import changed_layers, explained
 from .judge import Line, Status, floor_of, judge
 from .layers import layers_of, stored_bytes, tensor_noise
@@ -290,7 +290,7 @@ def _check_float_model(path: PathLike, model: ir.Model, baseline: Baseline | Non
     """
     if baseline is not None and fingerprint(model) != baseline.measured.float_model:
         raise RequantError(
-            f"{baseline.path}: the baseline of another float model than {os.fspath(path)}; --update replaces it"
+            f"{baseline.path}: the baseline of another float model than {os.fspath(path)}; {UPDATE} replaces it"
         )
 
 
@@ -303,7 +303,7 @@ def _check_setting(setting: Setting, baseline: Baseline | None) -> None:
     setting.opened()
     if baseline is not None and setting != baseline.measured.setting:
         before = baseline.measured.setting
-        raise RequantError(f"{baseline.path}: measured in {before}, not in {setting}; --update measures anew")
+        raise RequantError(f"{baseline.path}: measured in {before}, not in {setting}; {UPDATE} measures anew")
 
 
 def asked(options: CheckOptions, old: Baseline | None) -> Setting:
@@ -366,7 +366,7 @@ def _metrics(options: CheckOptions, old: Baseline | None, *, update: bool) -> li
         missing = next((metric.name for metric in metrics if metric.name not in old.measured.scores), None)
         if missing is not None:
             has = ", ".join(old.measured.scores)
-            raise RequantError(f"{old.path}: has scores in {has}, not in {missing}; --update --metric {missing}")
+            raise RequantError(f"{old.path}: has scores in {has}, not in {missing}; {UPDATE} measures it")
     return metrics
 
 

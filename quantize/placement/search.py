@@ -18,7 +18,7 @@ from ..runtime.clock import SURE, race, uncertainty
 from ..runtime.runtimes import LoadedModel
 from ..runtime.timing import Regime, load_name
 from . import costs as store
-from .batches import CLEAR, fairest, finalists, least_noisy, served
+from .batches import CLEAR, fairest, finalists, least_noisy, passed, served
 from .costs import Costs
 from .facts import Facts
 from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float
@@ -150,7 +150,8 @@ def _with_costs(job: Job, costs: Costs, keys: Collection[str]) -> set[str]:
     known = {key for key in keys if Impl.FLOAT.value in costs.rows.get(key, {})}
     if keys and not known:
         raise RequantError(
-            f"{job.policy.costs}: has costs of no unit of {job.path}; measure them with 'requant costs measure'"
+            f"{job.policy.costs}: has costs of no unit of {job.path}; measure them with "
+            "'requant costs measure' (in Python: measure_costs)"
         )
     return known
 
@@ -314,7 +315,8 @@ def _native_or_stock(
         return best, placement
     rows = zip(placement.served, last.served, strict=True)
     served_now = tuple(replace(row, tried={**row.tried, **more.tried}) for row, more in rows)
-    placement = replace(placement, tried={**placement.tried, **last.tried}, served=served_now)
+    why = {**placement.passed, **last.passed}
+    placement = replace(placement, tried={**placement.tried, **last.tried}, served=served_now, passed=why)
     if found is best:
         return best, placement
     rows_of_other = tuple(
@@ -444,7 +446,10 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     predicted = [None if each is None else each.total / 1e3 for each in spent]
     rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
     sure = all(size.known.sure for size in sizes)
-    placement = Placement("measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure, chosen=best)
+    why = {} if rows else passed(tried[0], worth[0], best, native)
+    placement = Placement(
+        "measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure, chosen=best, passed=why
+    )
     return candidates[best], placement
 
 

@@ -47,8 +47,8 @@ NOTHING_LEFT = (
 MEANWHILE = "another run has written the output meanwhile, and this one has replaced it"
 LOSES = "int8 loses too much accuracy, judged by"
 ADVICE = (
-    "to lose less: {}'requant sensitivity' names the tensors that lose most; --max-drop with --metric and --eval-data "
-    "judges by what the model is for"
+    "to lose less: {}'requant sensitivity' names the tensors that lose most; a search (--max-drop, in Python: "
+    "search_model) judges by what the model is for"
 )
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 LEAST_GIVEN_DB = 8.0  # the least SQNR of a dynamically quantized model that is kept: noise of a sixth of the power
@@ -100,7 +100,7 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
     reason = _why_not(job, trial)
     if reason and not job.options.force_int8:
         run = _keep_float(job, ranges, trial, output, reason)
-        more = "" if job.options.effort == "high" else "--effort high tries more; "
+        more = "" if job.options.effort == "high" else "the effort high tries more; "
         advice = (ADVICE.format(more),) if reason.startswith(LOSES) else ()
         return replace(run, result=replace(run.result, notes=(*run.result.notes, *advice)))
     run = _finish(job, ranges, trial, output)

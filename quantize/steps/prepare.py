@@ -45,7 +45,8 @@ from .simplify import LITTLE, RESTORE, pipelines, simplify
 
 RESTORED = (
     "{} operators of the model compute their ranges at run time; each is planned anew, as one with float weights. "
-    "Outputs are compared with the model with float weights, time with the given model; --dynamic leaves the operators"
+    "Outputs are compared with the model with float weights, time with the given model; the strategy dynamic leaves "
+    "the operators"
 )
 AS_GIVEN = "the operators that compute their ranges at run time stay; outputs are compared with those of float weights"
 

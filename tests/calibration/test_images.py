@@ -362,7 +362,7 @@ def test_settings_are_refused_before_an_image_is_read(
 )  # fmt: skip
 def test_without_preprocess_the_line_to_write_is_shown(tmp_path: Path, wanted: InputSpec, line: str) -> None:
     path = folder(tmp_path / "d", noise(300, 300))
-    with pytest.raises(DataError, match=rf'for example --preprocess "{line}"$') as caught:
+    with pytest.raises(DataError, match=rf'for example --preprocess "{line}" \(in Python') as caught:
         open_source(str(path), [wanted])
     assert str(wanted) in str(caught.value)
     assert len(read(path, line, wanted)) == 1  # and it works

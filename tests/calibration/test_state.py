@@ -100,7 +100,10 @@ def test_a_shape_decides_between_two_names() -> None:
     [
         (["q=h0"], "no output named 'q'"),
         (["hn=q"], "no input named 'q'"),
-        (["hn"], "'hn' is no pair; write OUT=IN"),
+        (["hn"], "'hn' is no pair; write OUT=IN, for instance hn=h0, or none"),
+        (["last"], "'last' is no pair; write last=i0, or none"),
+        (["i0"], "'i0' is no pair; write last=i0, or none"),
+        (["y=i0"], r"input 'i0' is float32 \(7,\); only last=i0 fits"),
         (["=h0"], "'=h0' is no pair"),
         ([""], "the state is an empty text"),
         (["y=h0"], r"output 'y' is float32 \(1, 8\), but input 'h0' is float32 \(1, N, 64\)"),
@@ -109,9 +112,9 @@ def test_a_shape_decides_between_two_names() -> None:
     ],
 )
 def test_wrong_requests_are_refused(asked: list[str], message: str) -> None:
-    outputs = [*specs("hn cn"), *specs("y", (1, 8)), *specs("k", SAME, I64)]
+    outputs = [*specs("hn cn"), *specs("y", (1, 8)), *specs("k", SAME, I64), *specs("last", (7,))]
     with pytest.raises(RequantError, match=message):
-        find_links(asked, specs("x h0 c0"), outputs)
+        find_links(asked, [*specs("x h0 c0"), *specs("i0", (7,))], outputs)
 
 
 @pytest.mark.parametrize(

@@ -279,11 +279,12 @@ def _feed(path: Path, data: DataSource | None, load: Load) -> tuple[str, Mapping
     whole = {name: (batch, *shape[1:]) if name in firsts else shape for name, shape in shapes.items()}
     if unknown := open_axes(whole):
         raise RequantError(
-            f"{path}: the shapes of the inputs depend on {', '.join(unknown)}; give --dim, --shape or --data"
+            f"{path}: the shapes of the inputs depend on {', '.join(unknown)}; give --dim, --shape (in Python: "
+            "lengths) or data"
         )
     drawn = source_of_shapes(path, {name: tuple(int(n or 0) for n in shape) for name, shape in whole.items()})
     if drawn is None:
-        raise RequantError(f"{path}: the model runs on no random inputs of these shapes; give --data SRC")
+        raise RequantError(f"{path}: the model runs on no random inputs of these shapes; give data")
     return drawn.description, next(iter(drawn)).feed, batch
 
 

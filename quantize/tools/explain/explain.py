@@ -219,7 +219,7 @@ def _sample(model: ir.Model, source: ModelSource, data: DataSource | None, name:
     opened = generated_source(source) if data is None else open_data(source, data)
     if opened is None:
         hint = _hint(model)
-        raise RequantError(f"{name}: the model runs on no random inputs{hint or '; give --data SRC'}")
+        raise RequantError(f"{name}: the model runs on no random inputs{hint or '; give data'}")
     return opened.description, next(iter(opened))
 
 

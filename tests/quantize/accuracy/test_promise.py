@@ -290,7 +290,7 @@ def test_float_is_written_if_no_plan_keeps_the_promise(
     reason = "int8 loses too much accuracy, judged by SQNR"
     assert (found.int8_nodes > 0) is force_int8
     assert reason in (found.notes[-1] if force_int8 else found.why_not)
-    assert force_int8 or found.notes[-1].startswith("to lose less: --effort high tries more; 'requant sensitivity'")
+    assert force_int8 or found.notes[-1].startswith("to lose less: the effort high tries more; 'requant sensitivity'")
     assert not found.promise.kept  # the simplified float model has not 200 dB either
 
 

@@ -201,10 +201,19 @@ def placed(value: object, *path: str) -> Callable[[dict[str, Any]], None]:
         (without("format"), "not a baseline"),
         (placed(9, "version"), "of version 9"),
         (without("metrics"), "object missing required field 'metrics'"),
-        (without("opset"), "malformed, --update writes a new one: object missing required field 'opset'"),
-        (placed("much", "size"), "malformed, --update writes a new one: 'size': expected int"),
-        (placed({"x": 1}, "layers", "conv1"), "malformed, --update writes a new one: layers 'conv1'"),
-        (placed("!", "metrics", "top1", "items"), "malformed, --update writes a new one: metrics 'top1'"),
+        (
+            without("opset"),
+            "malformed, --update (in Python: update=True) writes a new one: object missing required field 'opset'",
+        ),
+        (placed("much", "size"), "malformed, --update (in Python: update=True) writes a new one: 'size': expected int"),
+        (
+            placed({"x": 1}, "layers", "conv1"),
+            "malformed, --update (in Python: update=True) writes a new one: layers 'conv1'",
+        ),
+        (
+            placed("!", "metrics", "top1", "items"),
+            "malformed, --update (in Python: update=True) writes a new one: metrics 'top1'",
+        ),
         (placed({"type": "<f8", "shape": [9, 2], "data": "AAAA"}, "metrics", "top1", "items"), "malformed"),
         (placed(7, "tolerances", "top1"), "tolerance 'top1': 7 is out of range"),
         (placed(0.1, "tolerances", "latenzy"), "did you mean 'latency'?"),

@@ -16,6 +16,7 @@ from requant.quantize.accuracy.drop import Allowance
 from requant.quantize.accuracy.metrics import METRICS, Score
 from requant.quantize.gate.baseline import (
     LIMITS,
+    UPDATE,
     Baseline,
     Constant,
     DataSummary,
@@ -195,7 +196,7 @@ def test_a_speed_that_was_not_measured_is_said_to_be_missing() -> None:
     assert lines["speedup"].reason == "nothing was timed: 0 seconds"
     without = replace(baseline(), measured=measured(speed=None))
     (line,) = (line for line in judge(measured(), without) if line.name == "latency")
-    assert (line.status, line.reason) == (Status.SKIP, "the baseline was not timed: --update times it")
+    assert (line.status, line.reason) == (Status.SKIP, f"the baseline was not timed: {UPDATE} times it")
     assert not [line for line in judge(measured(speed=None), without) if line.name in ("speedup", "latency")]
 
 

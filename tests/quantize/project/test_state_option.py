@@ -72,7 +72,10 @@ def test_data_of_the_same_kind_are_read_in_the_same_way(
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ([], "no array named 'memory' for the input"),
+        (
+            [],
+            "no array named 'memory' for the input; if an output of the model feeds it: --state OUT=memory (in Python",
+        ),
         (["--state", "kept=memry"], "no input named 'memry'; did you mean 'memory'?"),
         (["--state", "kapt=memory"], "no output named 'kapt'; did you mean 'kept'?"),
         (["--state", "memory"], "'memory' is no pair; write OUT=IN"),
@@ -88,6 +91,19 @@ def test_wrong_requests_end_in_one_line(model: Path, state: list[str], message: 
         assert message in result.output
         assert result.output.count("\n") == 1
     assert not output.exists()
+
+
+def test_the_only_possible_pair_is_proposed(tmp_path: Path) -> None:
+    text = ROWS.replace("float[N, 8] y", "float[N] y").replace(
+        "y = Relu(sum)", "y = ReduceMax<axes = [1], keepdims = 0>(sum)"
+    )
+    onnx.save_model(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((6, 8), np.float32))
+    command = ["compare", *[str(tmp_path / "m.onnx")] * 2, "--data", str(tmp_path / "d.npz")]
+    assert (
+        "--state kept=memory (in Python: DataSpec(state=['kept=memory']))" in CliRunner().invoke(main, command).output
+    )
+    assert CliRunner().invoke(main, [*command, "--state", "kept=memory"]).exit_code == 0
 
 
 def test_names_that_show_nothing_can_be_given(model: Path) -> None:
