@@ -244,6 +244,7 @@ class Placement:
         uncertainty: How far the ratios of the times of the plans may be from the truth, as a share of them.
         sure: Whether the costs of units were measured without waiting for a processor.
         chosen: The name of the plan among those that were timed; empty without any.
+        passed: Why plans that took less time were not chosen, by name.
         why: Why rules decided where costs were to; empty otherwise.
     """
 
@@ -255,6 +256,7 @@ class Placement:
     uncertainty: float = 0.0
     sure: bool = True
     chosen: str = ""
+    passed: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
 
     @property
@@ -289,8 +291,11 @@ class Placement:
             f", of {len(tried)} plans (others: {others})" if others else ""
         )
         best = min(tried, key=tried.__getitem__)
-        why = "gains too little for its noise, for native operators, or beside the error of the clock"
-        return text if tried[best] == tried[chosen] else f"{text}; {best!r} {why}"
+        if tried[best] == tried[chosen]:
+            return text
+        return (
+            f"{text}; {best!r} {self.passed.get(best, 'was timed in another race, and a clock differs between them')}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values; `served` only for several batch sizes."""
@@ -300,6 +305,7 @@ class Placement:
             "predicted_ms": self.predicted_ms,
             "tried_ms": dict(self.tried),
             "chosen": self.chosen,
+            "passed": dict(self.passed),
             "relieved": self.relieved,
             "uncertainty": self.uncertainty,
             "costs_sure": self.sure,

@@ -14,6 +14,12 @@ CLEAR = 0.99  # share of the time of the plan by rules below which another plan 
 WITHIN = 1.02  # a plan that takes at most this many times the best time of every batch size serves them all
 FINALISTS = 3  # number of plans for all batch sizes, and for each size, that are timed again
 
+NOISE = "gains less time than its noise is worth"
+NATIVE = f"gains less than {GAIN - 1:.0%}, too little for native operators"
+RULES = f"gains less than {1 - CLEAR:.0%} over the plan by rules"
+CLOCK = "gains less than the error of the clock, and has more noise"
+"""Why a plan with less time is not chosen."""
+
 Times = Mapping[str, float]
 """The time of each plan at one batch size, by name."""
 
@@ -58,6 +64,29 @@ def least_noisy(
     worst = worst_ratios(times)
     equal = [n for n in worst if worst[n] <= (1 + within) * worst[best] and (best in native or n not in native)]
     return min(equal, key=lambda name: (noise[name], name != best, worst[name]))
+
+
+def passed(
+    tried: Times, worth: Times, chosen: str, native: Collection[str] = (), rules: str = "rules"
+) -> dict[str, str]:
+    """Return why plans that took less time than the chosen one were not chosen, by name.
+
+    Args:
+        tried: The time of each plan at the one batch size.
+        worth: The same times with the price of the noise.
+        chosen: The plan that `fairest` and `least_noisy` chose.
+        native: The plans with native operators.
+        rules: The name of the plan by rules.
+    """
+
+    def reason(name: str) -> str:
+        if worth[name] >= worth[chosen]:
+            return NOISE
+        if name in native and chosen not in native and worth[chosen] < GAIN * worth[name]:
+            return NATIVE
+        return RULES if chosen == rules and worth[name] > CLEAR * worth[rules] else CLOCK
+
+    return {name: reason(name) for name, ms in tried.items() if ms < tried[chosen]}
 
 
 def worst_ratios(times: Sequence[Times]) -> dict[str, float]:

@@ -27,6 +27,7 @@ from .reasons import (
     CONVERSIONS_COST_MORE,
     FLOAT_ABSORBED,
     FLOAT_FASTER,
+    NEIGHBOURS_COST_MORE,
     NOISE_COSTS_MORE,
     NOTHING_COMPUTES,
     TOO_NOISY,
@@ -54,7 +55,7 @@ def common_plan(every: Sequence[Prices], factor: float = 1.0) -> Plan:
         problem = joined(problems, [float_time(every[0]) / max(float_time(prices), LEAST_US) for prices in every])
     chosen, space = cheapest(problem), every[0].space
     free = (unit for unit in space.rules.units if unit.name in space.keys)
-    plan = space.rules.with_choices({unit.name: _choice(every, unit, chosen[unit.name]) for unit in free})
+    plan = space.rules.with_choices({unit.name: _choice(every, unit, chosen[unit.name], factor) for unit in free})
     return without_idle(_with_joins(every, plan))
 
 
@@ -92,10 +93,10 @@ def _known_forms(prices: Prices, unit: Unit) -> list[Impl]:
     return known or [forms[0]]
 
 
-def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
+def _choice(every: Sequence[Prices], unit: Unit, impl: Impl, factor: float) -> Choice:
     """Return the choice of an implementation for a unit with several; float with the reason.
 
-    The reason has the costs of the batch size at which float saves most.
+    The reason has the costs of the batch size at which float saves most. Conversions cost what the plan counts.
     """
     if impl.int8:
         return Choice(impl)
@@ -110,9 +111,12 @@ def _choice(every: Sequence[Prices], unit: Unit, impl: Impl) -> Choice:
     if in_float <= in_int8:
         return Choice(Impl.FLOAT, FLOAT_FASTER.about(in_float, in_int8))
     gain = in_float - in_int8
-    by_noise = noise_around(prices, unit) > gain or (prices.noise_price > 0 and conversions_around(prices, unit) < gain)
-    reason = NOISE_COSTS_MORE if by_noise else CONVERSIONS_COST_MORE
-    return Choice(Impl.FLOAT, reason.about(gain))
+    conversions = factor * prices.stretch * conversions_around(prices, unit)
+    if noise_around(prices, unit) > gain or (prices.noise_price > 0 and conversions < gain):
+        return Choice(Impl.FLOAT, NOISE_COSTS_MORE.about(gain))
+    if conversions >= gain:
+        return Choice(Impl.FLOAT, CONVERSIONS_COST_MORE.about(gain, conversions))
+    return Choice(Impl.FLOAT, NEIGHBOURS_COST_MORE.about(gain))
 
 
 def _least_costs(prices: Prices, unit: Unit) -> tuple[float, float]:

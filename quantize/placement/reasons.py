@@ -71,5 +71,8 @@ NOTHING_COMPUTES = Reason("nothing-computes", "nothing computes in integers")
 FLOAT_FASTER = Reason("float-faster", "float takes {:.0f} us here, int8 {:.0f} us")
 FLOAT_ABSORBED = Reason("float-absorbed", "another operator's kernel computes it in float, int8 takes {:.0f} us here")
 NOISE_COSTS_MORE = Reason("noise-costs-more", "int8 saves {:.0f} us here, less than its noise is worth")
-CONVERSIONS_COST_MORE = Reason("conversions-cost-more", "int8 saves {:.0f} us here, less than its conversions take")
+CONVERSIONS_COST_MORE = Reason("conversions-cost-more", "int8 saves {:.0f} us here, its conversions take {:.0f} us")
+NEIGHBOURS_COST_MORE = Reason(
+    "neighbours-cost-more", "int8 saves {:.0f} us here, less than it costs the units around it"
+)
 TOO_NOISY = Reason("too-noisy", "its tensors carry too much of the noise")

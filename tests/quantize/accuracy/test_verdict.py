@@ -18,6 +18,7 @@ from requant.quantize.accuracy.outputs import Accuracy, Labelled
 from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.verdict import latency_rows
 from requant.quantize.job import Placement
+from requant.quantize.placement.batches import NATIVE
 from requant.quantize.result import NativeUse
 from requant.quantize.runtime.timing import Regime, latency_json
 from requant.transforms.int8.reasons import IN_BLOCKS
@@ -246,9 +247,11 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
             "measured: 'cut 1', 1.00 ms, of 2 plans (others: 'rules' 2.00); sum of costs 1.20 ms",
         ),
         (
-            Placement("measured", None, {"rules": 2.0, "cut 1": 1.9}, chosen="rules", relieved=True),
-            "measured: 'rules', 2.00 ms, of 2 plans (others: 'cut 1' 1.90); 'cut 1' gains too little for its noise, "
-            + "for native operators, or beside the error of the clock; then units to float for accuracy",
+            Placement(
+                "measured", None, {"rules": 2.0, "cut 1": 1.9}, chosen="rules", relieved=True, passed={"cut 1": NATIVE}
+            ),
+            "measured: 'rules', 2.00 ms, of 2 plans (others: 'cut 1' 1.90); 'cut 1' gains less than 2%, too little for "
+            + "native operators; then units to float for accuracy",
         ),
     ],
     ids=["not timed", "not to be timed", "fastest", "slower"],

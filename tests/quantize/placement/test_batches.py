@@ -26,7 +26,15 @@ from requant.quantize.options.declared import BATCHES as BATCHES_OPTION
 from requant.quantize.placement import batches as module
 from requant.quantize.placement import costs as store
 from requant.quantize.placement import search as searching
-from requant.quantize.placement.batches import compromises, fairest, finalists, least_noisy, served, worst_ratios
+from requant.quantize.placement.batches import (
+    compromises,
+    fairest,
+    finalists,
+    least_noisy,
+    passed,
+    served,
+    worst_ratios,
+)
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Bench, Measured, Write
@@ -193,6 +201,32 @@ def test_one_batch_size_has_no_rows() -> None:
 # ----------------------------------------------------------------------------------------- whole models, pretended
 
 
+@pytest.mark.parametrize(
+    ("worth", "chosen", "why"),
+    [
+        ({"rules": 1.0, "cut": 1.2}, "rules", module.NOISE),
+        ({"rules": 1.0, "cut": 0.995}, "rules", module.RULES),
+        ({"all": 1.0, "cut": 0.99}, "all", module.NATIVE),
+        ({"all": 1.0, "cut": 0.9}, "all", module.CLOCK),
+        ({"all": 1.0, "cut": 0.9}, "cut", None),
+    ],
+)
+def test_a_plan_that_is_passed_over_has_its_own_reason(worth: dict[str, float], chosen: str, why: str | None) -> None:
+    tried = {name: 0.9 if name == "cut" else 1.0 for name in worth}
+    assert passed(tried, worth, chosen, {"cut"} if "all" in worth else ()) == ({} if why is None else {"cut": why})
+
+
+@pytest.mark.parametrize(
+    ("times", "why"),
+    [({"rules": 1.0, "all": 1.1, "cut": 0.995}, {"cut": module.RULES}), ({"rules": 1.0, "all": 1.1, "cut": 0.5}, {})],
+)
+def test_the_placement_holds_the_reason(
+    model: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], why: dict[str, str]
+) -> None:
+    _, _, placement = raced(model, monkeypatch, Clock({1: times}), (1,))
+    assert placement.passed == placement.to_json()["passed"] == why
+
+
 class Clock:
     """Pretends the times of candidates by name at each batch size; the second timing may differ."""
 
@@ -264,6 +298,7 @@ def test_one_batch_size_is_timed_once(model: Path, monkeypatch: pytest.MonkeyPat
         "predicted_ms",
         "tried_ms",
         "chosen",
+        "passed",
         "relieved",
         "uncertainty",
         "costs_sure",

@@ -19,7 +19,7 @@ from requant.calibration.samples import Sample
 from requant.quantize import Options, Selection, Strategy, measure_costs, quantize_model
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
-from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
+from requant.quantize.placement.plans_by_cost import _choice, cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, has_unmeasured, plan_noise_cost, with_absorbed
 from requant.quantize.placement.rules import able, all_int8_plan, choose_by, native_plan, stock_plan
 from requant.quantize.runtime.machine import Machine
@@ -83,6 +83,20 @@ def test_the_cheapest_form_of_each_product_is_chosen() -> None:
     assert chosen({"up": ROW, "down": other}) == {"up": Impl.DYNAMIC, "down": Impl.BLOCK}
     slow = {**ROW, Impl.U8_FLOAT: 10.0, Impl.U8: 10.0}
     assert chosen({"up": ROW, "down": slow}) == {"up": Impl.DYNAMIC, "down": Impl.U8_FLOAT}
+
+
+@pytest.mark.parametrize(
+    ("saved", "noise_price", "says"),
+    [
+        (1.0, 0.0, "int8 saves 1 us here, its conversions take 4 us"),
+        (30.0, 0.0, "int8 saves 30 us here, less than it costs the units around it"),
+        (30.0, 100.0, "int8 saves 30 us here, less than its noise is worth"),
+    ],
+)
+def test_a_unit_that_stays_float_says_what_costs_more(saved: float, noise_price: float, says: str) -> None:
+    known = prices({"up": {Impl.FLOAT: 100.0, Impl.U8_FLOAT: 100 - saved, Impl.U8: 100 - saved}}, noise_price)
+    unit = next(unit for unit in known.space.rules.units if unit.name == "up")
+    assert str(_choice([known], unit, Impl.FLOAT, 1.0).reason) == says
 
 
 def test_a_form_that_was_not_measured_is_not_chosen() -> None:

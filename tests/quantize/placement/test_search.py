@@ -521,7 +521,8 @@ def test_costs_of_another_model_are_refused_and_of_a_part_are_told(
     with pytest.raises(RequantError) as error:
         quantize_model(path, str(data), tmp_path / "o.onnx", options)
     monkeypatch.undo()
-    told = f"{tmp_path / 'c.json'}: has costs of no unit of {path}; measure them with 'requant costs measure'"
+    told = f"{tmp_path / 'c.json'}: has costs of no unit of {path}; measure them with "
+    told += "'requant costs measure' (in Python: measure_costs)"
     assert str(error.value) == told
     measured = measure_costs(path, str(data), Options(isa="vnni"))
     first, *others = measured.rows
