@@ -115,7 +115,7 @@ NO_KERNEL = '<ir_version: 8, opset_import: ["" : 17]> g (bfloat16[N] x) => (bflo
             binary(NO_KERNEL),
             r"an operator has no CPU kernel: .*Sin|the runtime rejects the graph: .*bfloat16",
         ),
-        ("m.onnx", binary(OLD), "opset 5 is older than 7, .* 'requant transform' with .*convert_opset .*: .*Relu"),
+        ("m.onnx", binary(OLD), "opset 5 is older than 7, .* 'requant transform' .*with convert_opset .*: .*Relu"),
     ],
     ids=["text", "empty", "truncated", "operator", "invalid", "kernel", "old"],
 )
