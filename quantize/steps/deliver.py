@@ -20,7 +20,7 @@ from ...transforms.int8.reasons import ALREADY, INTEGER, other
 from ..accuracy.choices import GIVEN_NOTE, was_given
 from ..accuracy.frontier import Frontier
 from ..job import Candidate, Job, Trial
-from ..model.files import load_model, size_on_disk
+from ..model.files import Weights, load_model, size_on_disk
 from ..model.metadata import Written, describe_origin
 from ..model.writing import save_model
 from ..options.efforts import CORRECTIONS
@@ -45,6 +45,10 @@ NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
 )
 MEANWHILE = "another run has written the output meanwhile, and this one has replaced it"
+LARGER = (
+    "the output is larger because the given file stores its weights in fewer bits than float32 already: int8 adds "
+    "scales, zero points and nodes"
+)
 LOSES = "int8 loses too much accuracy, judged by"
 ADVICE = (
     "to lose less: {}'requant sensitivity' names the tensors that lose most; a search (--max-drop, in Python: "
@@ -53,6 +57,7 @@ ADVICE = (
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 LEAST_GIVEN_DB = 8.0  # the least SQNR of a dynamically quantized model that is kept: noise of a sixth of the power
 INTEGER_ALREADY = frozenset({ALREADY.code, INTEGER.code})  # reasons of float units that compute in integers already
+SHORT = 0.75  # a file of at most this share of its weights in float32 stores them in another form
 PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
 LEAST_RUNS, MOST_RUNS = 3, 10
 
@@ -343,11 +348,20 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         notes=(
             *job.notes,
             *([GIVEN_NOTE] if was_given(trial.accuracy.sqnr_db) else []),
+            *_larger(job, size),
             *_over_batches(job, trial),
             *_unused(job, plan),
             *_deviations(job, plan, kernels),
         ),
     )
+
+
+def _larger(job: Job, size: int) -> list[str]:
+    """Return a note for an output of `size` bytes that is larger than a file whose weights are short already."""
+    given = size_on_disk(job.path)
+    if size <= given or given > SHORT * Weights.of(job.simple).total:
+        return []
+    return [LARGER]
 
 
 def _forms(plan: Plan) -> dict[str, int]:

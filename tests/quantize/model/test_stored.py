@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from requant.cli import main
+from requant.quantize import Options, quantize_model
 from requant.quantize.model.stored import stored_as_given
 from requant.quantize.steps.simplify import pipelines, simplify
 from requant.transforms.int8.existing import release_weights
@@ -136,3 +137,17 @@ def test_the_float_result_of_a_half_model_is_no_larger_and_can_be_made_again(tmp
     assert output.stat().st_size < 1.5 * STORED.nbytes * 2
     again = CliRunner().invoke(main, ["reproduce", str(output), "--data", str(tmp_path / "x.npz")])
     assert again.exit_code == 0, again.output
+
+
+@pytest.mark.parametrize("larger", [True, False])
+def test_a_larger_output_says_that_the_given_weights_were_short_already(tmp_path: Path, larger: bool) -> None:
+    given = model("c = Cast<to = 1>(w8) f = Mul(c, one)" if larger else "f = Identity(f0)")
+    proto = ir.to_proto(given)
+    if not larger:
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(STORED / np.float32(7), "f0"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    feeds = [{"x": RNG.standard_normal((2, WIDTH)).astype(np.float32)} for _ in range(8)]
+    options = Options(force_int8=True, place="all", seconds=0.0, effort="low")
+    result = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", options)
+    notes = [note for note in result.notes if note.startswith("the output is larger because the given file stores")]
+    assert (result.int8_bytes > result.float_bytes, len(notes)) == (larger, larger)
