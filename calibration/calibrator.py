@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from .. import RequantError, UnknownNameError
+from ..system.apart import check_apart
 from ..system.given import check_kind, check_path, kind_of, names_of, or_default
 from .bodies import find
 from .execution import Execution
@@ -271,6 +272,8 @@ class Calibrator:
                 written.
         """
         check_path(path, "a range file")
+        if isinstance(self.model, (str, os.PathLike)):
+            check_apart({"the range file": path}, [self.model])
         chosen = self._rule(rule)
         if not self.seen.samples:
             raise RequantError("nothing was observed: call observe with data before save")

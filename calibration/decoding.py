@@ -21,7 +21,7 @@ import msgspec
 
 from .. import RequantError
 from ..system.regular import SMALL_FILE, read_file
-from ..system.values import check_values, decode_json
+from ..system.values import check_values, decode_json, decode_text
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def load_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise ValueError("a NUL in the text")
         if max(line.count(b".") for line in data.split(b"\n")) > MOST_DOTS:
             raise ValueError(f"a line with more than {MOST_DOTS} dots")
-        document = tomllib.loads(data.decode("utf-8-sig"))
+        document = tomllib.loads(decode_text(data))
         check_values(document)
     except RecursionError:
         raise RequantError(f"{os.fspath(path)}: cannot be read: the values are nested too deeply") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
@@ -391,7 +392,7 @@ def _importing(what: str, folder: str | None) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # importing runs the user's code, which may raise anything, or call exit()
-        hint = f"; a file of this folder is named {what}.py:NAME" if Path(f"{what}.py").is_file() else ""
+        hint = f"; a file of this folder is named {what}.py:NAME" if os.path.isfile(f"{what}.py") else ""
         raise RequantError(f"{what}: cannot be imported: {reason_of(error)}{hint}") from error
 
 

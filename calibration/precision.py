@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .. import RequantError
 from ..system.given import normalise_fields
 from .session import Array
 
@@ -31,12 +32,11 @@ class Precision:
         """Check the width.
 
         Raises:
-            RequantError: A value is of another type.
-            ValueError: The width is not between 2 and 16.
+            RequantError: A value is of another type, or the width is not between 2 and 16.
         """
         normalise_fields(self)
         if not 2 <= self.bits <= 16:
-            raise ValueError(f"{self.bits} bits; a quantized tensor has 2 to 16 bits")
+            raise RequantError(f"{self.bits} bits; a quantized tensor has 2 to 16 bits")
 
     @property
     def top(self) -> int:

@@ -8,22 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from types import NoneType
+from typing import TypeAlias
 
 import numpy as np
 
 from .. import RequantError, UnknownNameError
 from ..system.given import check_kind
+from .extremes import MinMax
 from .histogram import Histogram, Statistic
 from .precision import Precision
 from .rule_aciq import aciq
 from .rule_entropy import entropy
-from .rule_error import least_error
+from .rule_error import check_given, least_error
 from .rule_mse import mse
 from .session import Array
-
-if TYPE_CHECKING:
-    from .sums import Runs
+from .sums import Runs
 
 Range: TypeAlias = tuple[float, float]
 
@@ -31,7 +31,12 @@ DEFAULT = Precision()
 
 
 def minmax(statistic: Statistic) -> Range:
-    """Return the smallest and the largest observed value."""
+    """Return the smallest and the largest observed value.
+
+    Raises:
+        RequantError: It is no statistic.
+    """
+    check_kind(statistic, (MinMax, Histogram), "a range rule takes a MinMax or a Histogram")
     return statistic.lo, statistic.hi
 
 
@@ -45,7 +50,14 @@ def percentile(statistic: Histogram, p: float) -> Range:
     Args:
         statistic: The histogram.
         p: The percentage to keep at either end, in (50, 100].
+
+    Raises:
+        RequantError: An argument is of another type, or p is out of range.
     """
+    check_given(statistic, DEFAULT)
+    check_kind(p, (int, float), "p must be a number")
+    if not 50 < p <= 100:
+        raise RequantError(f"p must be above 50 and at most 100, not {p:g}")
     edges, counts = statistic.edges, statistic.counts
     mirrored = _quantile(-edges[::-1], counts[::-1], p / 100)
     return 0.0 - mirrored, _quantile(edges, counts, p / 100)
@@ -67,7 +79,11 @@ def mean_minmax(statistic: Statistic, runs: Runs | None) -> Range:
     Args:
         statistic: The extremes of all runs. They limit the means against rounding.
         runs: The sums of the extremes of each run.
+
+    Raises:
+        RequantError: An argument is of another type.
     """
+    check_kind(runs, (Runs, NoneType), "runs must be Runs or None")
     if runs is None:
         return minmax(statistic)
     lo, hi = (min(max(mean, statistic.lo), statistic.hi) for mean in (runs.mean_lo, runs.mean_hi))
@@ -82,6 +98,7 @@ def auto(histogram: Histogram, runs: Runs | None, precision: Precision) -> Range
         runs: The sums of the extremes of each run; None if unknown.
         precision: The integers.
     """
+    check_given(histogram, precision)
     return least_error(histogram, [parse_rule(text)(histogram, runs, precision) for text in CANDIDATES], precision)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from .histogram import Histogram
 from .precision import Precision
-from .rule_error import Spread
+from .rule_error import Spread, check_given
 
 LAPLACE_BELOW = math.sqrt(math.pi / (2 * math.e))
 """Limit of the mean deviation over the standard deviation. Below it, the Laplace distribution is more likely.
@@ -63,7 +63,11 @@ def aciq(histogram: Histogram, precision: Precision) -> tuple[float, float]:
     Args:
         histogram: The values.
         precision: The integers.
+
+    Raises:
+        RequantError: An argument is of another type.
     """
+    check_given(histogram, precision)
     lo, hi = histogram.lo, histogram.hi
     one_sided = lo >= 0.0 or hi <= 0.0
     spread = Spread.of(histogram)

@@ -12,7 +12,7 @@ import numpy as np
 
 from .histogram import MAX_BINS, Histogram
 from .precision import Precision
-from .rule_error import WORK, least_error, smooth_counts
+from .rule_error import WORK, check_given, least_error, smooth_counts
 from .rule_excess import error_of_ranges
 from .rule_search import Objective, Places, least
 from .session import Array
@@ -60,7 +60,11 @@ def entropy(histogram: Histogram, precision: Precision) -> tuple[float, float]:
     Args:
         histogram: The values.
         precision: The integers.
+
+    Raises:
+        RequantError: An argument is of another type.
     """
+    check_given(histogram, precision)
     # A level is at least as wide as a bin: log2(bins / levels) octaves. One more, because each end has its own factor.
     octaves = max(MAX_BINS.bit_length() - precision.bits, 1)
     exact, rough = (_objective(histogram, precision, errors) for errors in error_of_ranges(histogram, precision))

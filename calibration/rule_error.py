@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..system.given import check_kind
 from .histogram import Histogram
 from .precision import Precision
 from .session import Array
@@ -65,6 +66,16 @@ def smooth_counts(histogram: Histogram) -> Array:
     return counts
 
 
+def check_given(histogram: object, precision: object) -> None:
+    """Refuse arguments of a range rule that are of another type.
+
+    Raises:
+        RequantError: There is one.
+    """
+    check_kind(histogram, Histogram, "a range rule takes a Histogram, as Histogram.of returns it")
+    check_kind(precision, Precision, "precision must be a Precision")
+
+
 def expected_error(histogram: Histogram, lo: float, hi: float, precision: Precision) -> float:
     """Return the expected mean squared error of the values if they are quantized with the range ``[lo, hi]``.
 
@@ -76,7 +87,13 @@ def expected_error(histogram: Histogram, lo: float, hi: float, precision: Precis
         lo: The lower end of the range. The quantization grid always contains zero.
         hi: The upper end of the range.
         precision: The integers.
+
+    Raises:
+        RequantError: An argument is of another type.
     """
+    check_given(histogram, precision)
+    for name, end in (("lo", lo), ("hi", hi)):
+        check_kind(end, (int, float, np.number), f"{name} must be a number")
     spread = Spread.of(histogram)
     error = errors(spread, np.array([lo]), np.array([hi]), precision)[0]
     with np.errstate(over="ignore", under="ignore"):

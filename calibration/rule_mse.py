@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .histogram import Histogram
 from .precision import Precision
-from .rule_error import least_error
+from .rule_error import check_given, least_error
 from .rule_excess import error_of_ranges
 from .rule_search import Places, least
 
@@ -23,6 +23,10 @@ def mse(histogram: Histogram, precision: Precision) -> tuple[float, float]:
     Args:
         histogram: The values.
         precision: The integers.
+
+    Raises:
+        RequantError: An argument is of another type.
     """
+    check_given(histogram, precision)
     best = least(histogram, precision, *error_of_ranges(histogram, precision), PLACES)
     return least_error(histogram, [(histogram.lo, histogram.hi), best], precision)

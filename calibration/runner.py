@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 from reprlib import repr as brief
+from types import NoneType
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import RequantError
@@ -140,7 +141,11 @@ def _results(setup: Setup, shares: Shares, execution: Execution, room: int) -> I
 
 def _peeked(source: Iterable[Sample]) -> tuple[Sample | None, Iterable[Sample]]:
     """Return the first sample, or None, and an iterable of all samples."""
+    if isinstance(source, (str, bytes)):
+        raise RequantError("observe takes samples, as open_source returns them, not the name of data")
+    check_kind(source, Iterable, "observe takes samples, as open_source returns them")
     first = next(iter(source), None)
+    check_kind(first, (Sample, NoneType), "observe takes samples, as open_source returns them")
     if first is not None and isinstance(source, Iterator):
         return first, chain([first], source)
     return first, source

@@ -408,17 +408,31 @@ def input_specs(session: InferenceSession) -> tuple[InputSpec, ...]:
     are left out.
 
     Raises:
-        RequantError: An input is no tensor, or NumPy lacks its type.
+        RequantError: It is no session, an input is no tensor, or NumPy lacks its type.
     """
+    _check_session(session)
     for value in session.get_inputs():
         if value.type not in DTYPES:
-            raise RequantError(f"input {value.name!r} is a {value.type}; arrays cannot be fed to it: export float32")
+            advice = "float32" if value.type.startswith("tensor(") else "a tensor"
+            raise RequantError(f"input {value.name!r} is {value.type}; arrays cannot be fed to it: export {advice}")
     return _specs(session.get_inputs())
 
 
 def output_specs(session: InferenceSession) -> tuple[InputSpec, ...]:
-    """Return the outputs that are tensors of a type that NumPy has, as inputs that they could be."""
+    """Return the outputs that are tensors of a type that NumPy has, as inputs that they could be.
+
+    Raises:
+        RequantError: It is no session.
+    """
+    _check_session(session)
     return _specs([value for value in session.get_outputs() if value.type in DTYPES])
+
+
+def _check_session(session: object) -> None:
+    """Refuse what is no session."""
+    from onnxruntime import InferenceSession
+
+    check_kind(session, InferenceSession, "the model must be an InferenceSession, as open_session returns it")
 
 
 def _specs(values: Sequence[NodeArg]) -> tuple[InputSpec, ...]:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -224,6 +224,12 @@ class Source:
         yield stacked(group)
 
 
+def named_files(data: DataSource | None) -> list[str | os.PathLike[str]]:
+    """Return the texts of a data source that may name files, which no output may overwrite."""
+    given = [getattr(data, each.name) for each in fields(data)] if isinstance(data, DataSpec) else [data]
+    return [each for each in given if isinstance(each, (str, os.PathLike))]
+
+
 def has_batch_axis(inputs: Sequence[InputSpec]) -> bool:
     """Return whether every input has a first axis that is not fixed, and all symbols of these axes are equal."""
     first = {spec.shape[0] if spec.shape else 0 for spec in inputs}
@@ -331,7 +337,7 @@ def _open_text(spec: DataSpec, name: str, inputs: Sequence[InputSpec]) -> Rows:
     """Open a source that a text names."""
     if not name:
         raise DataError(f"the data source is an empty text; pass {FORMS}")
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return _open_folder(spec, name, inputs)
     if match := re.fullmatch(r"(.+\.npz)(?::(.+))?", name):
         _refuse_unused(spec, "a .npz file")
@@ -345,7 +351,7 @@ def _open_text(spec: DataSpec, name: str, inputs: Sequence[InputSpec]) -> Rows:
         return python_object(target.value, target.name, target.folder, inputs)
     if Path(name).suffix.lower() == ".npy":
         raise DataError(f"{name}: one array; put .npy files into a folder and name that, or save the arrays as .npz")
-    problem = "cannot be read as data" if Path(name).exists() else "no such file or folder"
+    problem = "cannot be read as data" if os.path.exists(name) else "no such file or folder"
     raise DataError(f"{name}: {problem}; a data source is {FORMS}")
 
 

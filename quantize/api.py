@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from .. import RequantError
 from ..calibration.sources import DataSource
-from ..system.given import check_function, or_default
+from ..system.given import check_function, check_kind, or_default
 from .job import Evidence
 from .model.files import staging
 from .options.declared import AUTO
@@ -144,6 +144,7 @@ def search_model(
     check_function(progress, "progress")
     if look is not None:
         check_function(look, "look")
+    check_kind(goal, Goal, "the goal must be a Goal")
     check_files(model, data, output, options)
     if options.runtime == AUTO:
         raise RequantError(f"a search is for one runtime, not for the runtime {AUTO}")

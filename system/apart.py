@@ -41,7 +41,7 @@ def _file_of(text: str) -> Path | None:
     """Return the existing file that a path or a data source names; None without one."""
     for name in (text, text.rpartition(":")[0]):
         try:
-            if name and Path(name).is_file():
+            if name and os.path.isfile(name):
                 return Path(name)
         except (OSError, ValueError):  # no name of a file
             continue
@@ -51,7 +51,7 @@ def _file_of(text: str) -> Path | None:
 def _is_same(one: Path, other: Path) -> bool:
     """Whether two paths are one file, which need not exist."""
     try:
-        if one.exists() and other.exists():
+        if os.path.exists(one) and os.path.exists(other):
             return one.samefile(other)
         return os.path.realpath(one) == os.path.realpath(other)
     except (OSError, ValueError):  # the check of the output says what is wrong with it

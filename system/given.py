@@ -29,7 +29,8 @@ def names_of(value: object, what: str) -> tuple[str, ...]:
         RequantError: It is no collection of names.
     """
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise RequantError(f"{what} must be a sequence of names, not {value!r}")
+        shown = repr(value) if isinstance(value, (str, bytes, Real)) else kind_of(value)
+        raise RequantError(f"{what} must be a sequence of names, not {shown}")
     names = tuple(value)
     for name in names:
         check_kind(name, str, f"{what} must be a sequence of names, which are texts")

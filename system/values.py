@@ -18,7 +18,7 @@ def decode_json(text: str | bytes) -> Any:
             one line.
     """
     try:
-        text = text.decode(json.detect_encoding(text)) if isinstance(text, bytes) else text
+        text = decode_text(text, json.detect_encoding(text)) if isinstance(text, bytes) else text
         value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError("the values are nested too deeply") from None
@@ -28,6 +28,18 @@ def decode_json(text: str | bytes) -> Any:
         raise
     check_values(value)
     return value
+
+
+def decode_text(data: bytes, encoding: str = "utf-8-sig") -> str:
+    """Return the text of some bytes.
+
+    Raises:
+        ValueError: They are no text in this encoding; the message is one line.
+    """
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is no text in {encoding.removesuffix('-sig').upper()}") from None
 
 
 def check_values(value: object) -> None:

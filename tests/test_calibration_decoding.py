@@ -92,7 +92,7 @@ def test_refusals_of_a_class_get_the_place() -> None:
         ("{\n 3", "not a range file: Expecting property name enclosed in double quotes: line 2 column 2"),
         ("NaN", "not a range file: NaN is not a number in JSON"),
         ("[-Infinity]", "not a range file: -Infinity is not a number in JSON"),
-        ("\xff", "not a range file: 'utf-8' codec can't decode"),
+        ("\xff", "not a range file: byte 0 is no text in UTF-8"),
         ("[" * 100_000, "not a range file: the values are nested too deeply"),
         ("[]", "not a range file: no 'schema'"),
         ("{}", "not a range file: no 'schema'"),

@@ -67,6 +67,7 @@ def members(group: str) -> tuple[Member, ...]:
     Raises:
         UnknownNameError: No group has this name; the message lists similar names.
     """
+    check_kind(group, str, "the name of a group must be a text")
     if group not in GROUPS:
         raise UnknownNameError("group", group, GROUPS)
     return tuple(sorted(GROUPS[group], key=lambda member: member.phase))

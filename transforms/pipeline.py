@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from .. import RequantError, near
-from ..system.given import check_kind
+from ..system.given import check_function, check_kind, names_of
 from . import plugins
 from .groups import SKIPPING, members
 from .int8.existing import MADE_KEY, is_finished
@@ -175,7 +175,11 @@ def run(
         RequantError: It is no model, or its external data cannot be read.
     """
     check_model(model, "run")
-    steps = _with_ports(parse(str(pipeline)).steps, {"inputs": tuple(inputs), "outputs": tuple(outputs)})
+    for name, function in (("progress", progress), ("keep", keep)):
+        if function is not None:
+            check_function(function, name)
+    ports = {"inputs": names_of(inputs, "inputs"), "outputs": names_of(outputs, "outputs")}
+    steps = _with_ports(parse(str(pipeline)).steps, ports)
     verified = check and not lookup(steps[0].name).takes_unsorted
     if verified:
         _verify_after("the model given", model, None)

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 
 from .. import UnknownNameError
+from ..system.given import check_kind
 from .groups import GROUPS
 from .registry import REGISTRY, Transform
 
@@ -50,6 +51,7 @@ def lookup(name: str, check: Check) -> Transform:
     Raises:
         UnknownNameError: No transform has this name; the message lists similar names.
     """
+    check_kind(name, str, "the name of a transform must be a text")
     if name not in REGISTRY:
         load_plugins(check)
     if name not in REGISTRY:

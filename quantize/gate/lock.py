@@ -154,7 +154,7 @@ def check_writable(*paths: Path | None) -> None:
             continue
         folder = path.absolute().parent
         check_replaceable(path)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise RequantError(f"{path}: no folder {str(path.parent)!r} to write to")
         if not os.access(folder, os.W_OK):
             raise RequantError(f"{path}: cannot write to {str(folder)!r}")

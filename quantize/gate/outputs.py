@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -123,8 +124,8 @@ def check_summary(environment: Mapping[str, str], inputs: Sequence[PathLike]) ->
         return
     check_apart({f"the file of ${SUMMARY}": summary}, inputs)
     folder = Path(summary).absolute().parent
-    if Path(summary).is_dir() or not folder.is_dir():
-        what = "is a folder" if folder.is_dir() else f"no folder {str(folder)!r} to write to"
+    if os.path.isdir(summary) or not os.path.isdir(folder):
+        what = "is a folder" if os.path.isdir(folder) else f"no folder {str(folder)!r} to write to"
         raise RequantError(f"{summary}: {what}; ${SUMMARY} must name a file")
 
 

@@ -21,6 +21,7 @@ from ...calibration.state import Link
 from ...system.apart import PathLike
 from ...system.given import MOST_ITEMS, check_function, check_kind, normalise_fields, or_default, whole
 from ...system.printable import printable
+from ...system.regular import check_file
 from ...transforms.inference import outputs_of
 from ..accuracy.classes import open_rows
 from ..accuracy.compare import common_inputs
@@ -171,6 +172,7 @@ def check(
             metric fails.
     """
     check_function(progress, "progress")
+    check_file(int8_model)
     return judged(ready(float_model, data, baseline, update=update, options=options), int8_model, progress)
 
 
@@ -233,6 +235,7 @@ def ready(
         RequantError: The float model, the data, the baseline, a metric or a tolerance cannot be used.
     """
     options = or_default(options, CheckOptions)
+    check_kind(update, bool, "update must be True or False")
     old = _replaced(baseline) if update else load_baseline(baseline)
     if update:
         check_writable(Path(baseline))

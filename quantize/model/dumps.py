@@ -54,7 +54,7 @@ def begin_dumps(
             f"{folder}: holds {len(old)} dumps already, such as {old[0].name!r}; --force removes them (in Python: "
             "force=True)"
         )
-    if any(path.exists() and path.samefile(source) for path in old if Path(source).exists()):
+    if any(path.exists() and path.samefile(source) for path in old if os.path.exists(source)):
         raise RequantError(f"{folder}: holds the input {os.fspath(source)!r} among its dumps; choose another folder")
     for path in old:
         path.unlink()
@@ -79,7 +79,7 @@ def begin_dumps(
 def _make(folder: Path) -> bool:
     """Create a folder if it does not exist, and check that files can be written to it; return whether it is new."""
     try:
-        new = not folder.is_dir()
+        new = not os.path.isdir(folder)
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return new

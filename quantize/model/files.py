@@ -22,7 +22,7 @@ from ...calibration.onnx_files import parse_proto, read_proto
 from ...calibration.session import LARGE, Serialized
 from ...calibration.stamps import locations
 from ...system.apart import PathLike
-from ...system.given import check_path
+from ...system.given import check_kind, check_path
 from ...system.notes import note
 from ...system.regular import check_file, check_replaceable, reason_of
 from ...system.scratch import scratch_folder
@@ -176,6 +176,7 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
             written to.
     """
     check_path(path, "the output")
+    check_kind(force, bool, "force must be True or False")
     if os.fspath(path) == "-":
         raise RequantError("-: nothing is written to standard output; give another name")
     target = Path(path)
@@ -183,14 +184,14 @@ def check_output(path: PathLike, source: PathLike, *, force: bool, external: boo
         exists = target.exists()
     except OSError as error:  # the file system refuses the name
         raise RequantError(f"{path}: cannot be written: {reason_of(error)}") from error
-    if exists and Path(source).exists() and target.samefile(source):
+    if exists and os.path.exists(source) and target.samefile(source):
         raise RequantError(f"{path}: the output would overwrite the input; choose another path")
     check_replaceable(target)
     if exists and not force:
         raise RequantError(f"{path}: exists already; --force overwrites it (in Python: force=True)")
     _check_side(target, Path(source), force=force, external=external)
     folder = target.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise RequantError(f"{path}: no folder {str(folder)!r} to write to")
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -218,19 +219,20 @@ def check_onnx_output(path: PathLike, source: PathLike, *, force: bool, external
 def _check_side(target: Path, source: Path, *, force: bool, external: bool) -> None:
     """Refuse an output that would overwrite the input's data or another file."""
     side = side_file(target)
-    if not target.exists() and not side.exists():
+    if not os.path.exists(target) and not os.path.exists(side):
         return
     inputs = data_files(source)
     for file in (target, side):
-        if any(file.exists() and file.samefile(data) for data in inputs):
+        if any(os.path.exists(file) and file.samefile(data) for data in inputs):
             raise RequantError(f"{file}: holds the weights of the input {str(source)!r}; choose another output")
-    if not external and sum(file.stat().st_size for file in (source, *inputs) if file.exists()) <= PROTOBUF_LIMIT:
+    stored = sum(file.stat().st_size for file in (source, *inputs) if os.path.exists(file))
+    if not external and stored <= PROTOBUF_LIMIT:
         return
     if side.parent != target.parent.resolve():
         raise RequantError(f"{target}: is a link to another folder, where its weights would not be found")
-    if side.is_dir():
+    if os.path.isdir(side):
         raise RequantError(f"{side}: is a folder; the weights of {str(target)!r} would go there")
-    if side.exists() and not force:
+    if os.path.exists(side) and not force:
         raise RequantError(f"{side}: exists already; --force overwrites it (in Python: force=True)")
 
 

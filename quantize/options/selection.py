@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from ... import RequantError, UnknownNameError
-from ...system.given import names_of
+from ...system.given import check_kind, names_of
 from ...transforms.int8.ops import Op, row_of
 from ...transforms.int8.plan import Impl, Unit
 from .declared import Strategy
@@ -70,8 +70,9 @@ class Selection:
             object.__setattr__(self, name, frozenset(names_of(getattr(self, name), name)))
         if self.include_ops and self.include_ops <= self.exclude_ops:
             raise RequantError(f"all included operators are excluded: {', '.join(sorted(self.include_ops))}")
+        check_kind(self.strategies, Mapping, "strategies must be a mapping from names of nodes to strategies")
         for strategy in (self.strategy, *self.strategies.values()):
-            if strategy not in [*Strategy]:
+            if not isinstance(strategy, str) or strategy not in [*Strategy]:
                 raise UnknownNameError("strategy", str(strategy), [*Strategy])
 
     def check(self, model: ir.Model) -> None:

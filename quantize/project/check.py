@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, nullcontext
 from dataclasses import replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from ... import RequantError
 from ...calibration import DataSpec
 from ...system.apart import check_apart
-from ...system.given import check_function
+from ...system.given import check_function, check_kind
 from ...transforms.int8.plan import Impl
 from ..gate.judge import Line, Status
 from ..gate.run import Check, CheckOptions, judged, ready
@@ -56,6 +57,8 @@ def check_project(
         RequantError: The project, a model, the data or the baseline cannot be used, or a metric fails.
     """
     check_function(progress, "progress")
+    check_kind(update, bool, "update must be True or False")
+    check_kind(overrides, (Mapping, NoneType), "overrides must be a mapping from keys of [check] to values")
     if not isinstance(project, Project):
         project = requested_project(project, overrides or {})
     with nullcontext() if project.path is None else chdir(project.folder):

@@ -95,8 +95,8 @@ class Project:
         """Return a value with its path changed from the current folder to the folder of the project."""
         if self.path is None or name not in PATHS:
             return value
-        file = value if Path(value).exists() or name not in SOURCES else value.rpartition(":")[0]
-        is_path = name not in SOURCES or Path(file).exists()
+        file = value if os.path.exists(value) or name not in SOURCES else value.rpartition(":")[0]
+        is_path = name not in SOURCES or os.path.exists(file)
         return os.path.abspath(file) + value[len(file) :] if file and is_path else value
 
 

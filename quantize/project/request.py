@@ -126,7 +126,7 @@ def _eval_data(values: Mapping[str, Any]) -> str | DataSpec:
 def _kind(text: str) -> str:
     """Return the kind of data: ``"folder"``, ``"table"`` for .csv, .tsv and .jsonl files, else the suffix."""
     suffix = Path(text).suffix.lower()
-    if not suffix or Path(text).is_dir():
+    if not suffix or os.path.isdir(text):
         return "folder"
     return "table" if suffix in TABLES else suffix
 

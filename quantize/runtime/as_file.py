@@ -22,7 +22,7 @@ def as_file(model: ModelSource, folder: Path | None = None) -> Iterator[str]:
         RequantError: The file does not exist.
     """
     if not isinstance(model, (bytes, Serialized)):
-        if not Path(model).is_file():
+        if not os.path.isfile(model):
             raise RequantError(f"{os.fspath(model)}: no such file")
         yield os.fspath(model)
         return

@@ -14,11 +14,11 @@ from ...calibration.checks import Finding
 from ...calibration.files import RangeFile, load_ranges, merge_files, write_atomically
 from ...calibration.log import check_names, log_text
 from ...calibration.runner import LOG_MARK, run_logged
-from ...calibration.sources import DataSource
+from ...calibration.sources import DataSource, named_files
 from ...calibration.state import Link
-from ...system.apart import PathLike
-from ...system.given import check_function, kind_of, or_default
-from ..model.files import load_model, staging
+from ...system.apart import PathLike, check_apart
+from ...system.given import check_function, check_path, kind_of, or_default
+from ..model.files import check_output, load_model, staging
 from ..options.options import Options
 from ..runtime.inputs import open_data
 from ..runtime.progress import Progress, silent
@@ -87,9 +87,14 @@ def log_model(
     """Run a logging model over data and write its min/max log; return the number of lines.
 
     Raises:
-        RequantError: The model logs nothing, or the data do not fit the model; no log is written.
+        RequantError: The model logs nothing, the data do not fit the model, or the log cannot be written or is the
+            file of the model or of the data; no log is written.
     """
     check_function(progress, "progress")
+    check_path(model, "a model")
+    check_path(log, "a log")
+    check_apart({"the log": log}, [model, *named_files(data)])
+    check_output(log, model, force=True)
     load_model(model)  # for the error messages of a broken file
     lines = StringIO()
     written = run_logged(Path(model), open_data(model, data, samples), lines.write, progress=partial(progress, "log"))

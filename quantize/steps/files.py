@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 
-from ...calibration.sources import DataSource, DataSpec
+from ...calibration.sources import DataSource, named_files
 from ...system.apart import PathLike, check_apart
 from ...system.given import check_path
 from ...system.scratch import check_room
@@ -28,9 +27,8 @@ def check_files(model: PathLike, data: DataSource | None, output: PathLike, opti
     """
     check_path(model, "the model")
     check_path(output, "the output")
-    given = [getattr(data, each.name) for each in fields(data)] if isinstance(data, DataSpec) else [data]
-    given += [model, options.ranges, options.overrides, options.costs]
-    inputs = [each for each in given if isinstance(each, (str, os.PathLike))]
+    given = (model, options.ranges, options.overrides, options.costs)
+    inputs = [*named_files(data), *(each for each in given if isinstance(each, (str, os.PathLike)))]
     check_apart({"the output": output, "the plan beside it": plan_path(output)}, inputs)
     check_onnx_output(output, model, force=options.force, external=options.external_data)
     check_output(plan_path(output), model, force=options.force)

@@ -23,7 +23,7 @@ from ...calibration.runner import observe
 from ...calibration.samples import Sample
 from ...calibration.session import LARGE
 from ...calibration.sources import DataSource, Source
-from ...system.given import check_function, or_default, whole
+from ...system.given import check_function, check_kind, names_of, or_default, whole
 from ...transforms.graph import nodes_by_name
 from ...transforms.inference import inferred
 from ...transforms.int8.plan import Plan
@@ -89,6 +89,7 @@ def measure_sensitivity(
     began = time.monotonic()
     _check_request(samples, kinds)
     check_function(progress, "progress")
+    check_kind(fresh, bool, "fresh must be True or False")
     forget_old()
     with staging(None) as folder, _resumable():
         job, source = _prepared(model, data, or_default(options, Options), folder, progress)
@@ -125,8 +126,9 @@ def _check_request(samples: int, kinds: Collection[str]) -> None:
         RequantError: A value is refused.
     """
     whole(samples, "samples", 1)
-    if not kinds or not set(kinds) <= set(KINDS):
-        raise RequantError(f"what to try is some of {', '.join(KINDS)}, not {', '.join(kinds) or 'nothing'}")
+    names = names_of(kinds, "kinds")
+    if not names or not set(names) <= set(KINDS):
+        raise RequantError(f"what to try is some of {', '.join(KINDS)}, not {', '.join(names) or 'nothing'}")
 
 
 def _prepared(

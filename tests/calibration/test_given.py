@@ -17,23 +17,37 @@ from requant import RequantError, transforms
 from requant.calibration import (
     Calibrator,
     Execution,
+    Histogram,
     MinMax,
     Moments,
     Precision,
+    entropy,
+    expected_error,
     fingerprint,
+    input_specs,
     load_ranges,
+    mean_minmax,
     merge,
+    minmax,
+    mse,
+    observe,
+    percentile,
     write_atomically,
 )
 from requant.quantize import (
     Options,
     Scheme,
     Selection,
+    check_project,
     choose,
     compare_models,
+    compile_model,
     inspect_model,
+    log_model,
+    measure_sensitivity,
     merge_ranges,
     quantize_model,
+    search_model,
 )
 from requant.quantize.runtime.runtimes import Setting
 from requant.transforms import transform
@@ -42,6 +56,7 @@ TEXT = '<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] x) => (float[N,
 OTHER = TEXT.replace("float[N,2] x", "float[N,2] z").replace("Neg(x)", "Neg(z)")
 MODEL, ANOTHER = (onnx.parser.parse_model(text).SerializeToString() for text in (TEXT, OTHER))
 NET = ir.from_proto(onnx.parser.parse_model(TEXT))
+SEEN = Histogram.of(np.linspace(0, 1, 100))
 FEEDS = [{"x": np.ones((1, 2), np.float32)}]
 
 
@@ -147,6 +162,50 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: merge({"y": MinMax(0, 1, 1)}, {"y": some(Moments.of(np.ones(3)))}),
         "tensor 'y': min and max alone cannot be merged with moments",
     ),
+    "a rule of an array": (
+        lambda: mse(some(np.ones(3)), Precision()),
+        "a range rule takes a Histogram, .* not a ndarray",
+    ),
+    "a rule by bits": (lambda: entropy(SEEN, some(8)), "precision must be a Precision, not an int"),
+    "ends of a list": (lambda: minmax(some([1])), "a range rule takes a MinMax or a Histogram, not a list"),
+    "means of a number": (lambda: mean_minmax(SEEN, some(3)), "runs must be Runs or None, not an int"),
+    "a huge percentage": (lambda: percentile(SEEN, 1e30), r"p must be above 50 and at most 100, not 1e\+30"),
+    "no percentage": (lambda: percentile(SEEN, some(None)), "p must be a number, not None"),
+    "an error of a text": (lambda: expected_error(SEEN, some("0"), 1.0, Precision()), "lo must be a number, not a str"),
+    "negative bits": (lambda: Precision(bits=-1), "-1 bits; a quantized tensor has 2 to 16 bits"),
+    "no session": (
+        lambda: input_specs(some(None)),
+        "must be an InferenceSession, as open_session returns it, not None",
+    ),
+    "the name of data": (
+        lambda: observe(MODEL, ["y"], some("d.npz"), histogram=True),
+        "observe takes samples, as open_source returns them, not the name of data",
+    ),
+    "feeds": (lambda: observe(MODEL, ["y"], some(FEEDS), histogram=True), "observe takes samples, .*, not a dict"),
+    "strategies as a list": (
+        lambda: Selection(strategies=some([])),
+        "strategies must be a mapping from names of nodes",
+    ),
+    "a strategy as an array": (lambda: Selection(strategy=some(np.ones(2))), "no strategy named"),
+    "names in a model": (
+        lambda: Selection(exclude_ops=some(NET)),
+        "exclude_ops must be a sequence of names, not a Model",
+    ),
+    "a transform by number": (
+        lambda: transforms.lookup(some([])),
+        "the name of a transform must be a text, not a list",
+    ),
+    "a group by list": (lambda: transforms.members(some([])), "the name of a group must be a text, not a list"),
+    "inputs as a text": (
+        lambda: transforms.run("fold_constants", NET, inputs="x"),
+        "inputs must be a sequence of names",
+    ),
+    "a call of a number": (lambda: transforms.run("fold_constants", NET, keep=some(3)), "keep must be a function"),
+    "kinds": (lambda: measure_sensitivity(DIGITS, FEEDS, kinds=some(3)), "kinds must be a sequence of names, not 3"),
+    "overrides": (lambda: check_project("requant.toml", overrides=some([])), "overrides must be a mapping from keys"),
+    "no goal": (lambda: search_model(DIGITS, FEEDS, "q.onnx", some(None)), "the goal must be a Goal, not None"),
+    "kernels": (lambda: compile_model(DIGITS, "q.onnx", kernels=some(3)), "kernels must be one of .*, not an int"),
+    "a long name": (lambda: quantize_model(1000 * "m", FEEDS, "q.onnx"), "cannot be read: File name too long"),
     "written text": (lambda: write_atomically("y.json", some("{}")), "the content of a file must be bytes, not a str"),
 }
 
@@ -160,6 +219,23 @@ def test_an_argument_of_another_kind_is_refused(
         call()
     assert "\n" not in str(caught.value)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "d.npz"])
+def test_no_output_overwrites_an_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.onnx").write_bytes(MODEL)
+    np.savez("d.npz", x=np.ones((2, 1, 2), np.float32))
+    before = Path(name).read_bytes()
+    calls: list[Callable[[], object]] = [
+        lambda: log_model("m.onnx", "d.npz", name),
+        lambda: compile_model("m.onnx", name, "d.npz", force=True),
+        lambda: Calibrator("m.onnx").observe("d.npz").save(name),
+    ]
+    for call in calls[: 3 if name == "m.onnx" else 2]:
+        with pytest.raises(RequantError, match=f"^{name}: the .* would overwrite the input"):
+            call()
+    assert Path(name).read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "a folder", "linked twice"])

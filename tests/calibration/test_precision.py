@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from requant import RequantError
 from requant.calibration.precision import FLOAT_MAX, Precision
 from requant.transforms.int8.qparams import Scheme
 
@@ -61,5 +62,5 @@ def test_ranges_together_have_the_parameters_of_each_alone() -> None:
 
 @pytest.mark.parametrize("bits", [-8, 0, 1, 17])
 def test_widths_that_no_tensor_has_are_refused(bits: int) -> None:
-    with pytest.raises(ValueError, match=f"{bits} bits; a quantized tensor has 2 to 16"):
+    with pytest.raises(RequantError, match=f"{bits} bits; a quantized tensor has 2 to 16"):
         Precision(bits)

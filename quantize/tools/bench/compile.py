@@ -18,7 +18,8 @@ from .... import RequantError
 from ....calibration.newer import lower
 from ....calibration.samples import Sample
 from ....calibration.session import open_session
-from ....calibration.sources import DataSource, Source
+from ....calibration.sources import DataSource, Source, named_files
+from ....system.apart import check_apart
 from ....system.given import check_function, check_path, whole
 from ....system.notes import note_written
 from ....system.regular import check_replaceable
@@ -157,6 +158,7 @@ def compile_model(
     threads = whole(threads, "threads", 0)
     check_function(progress, "progress")
     library = native_library(kernels, output)
+    check_apart({"the output": output}, [path, *named_files(data)])
     check_output(output, path, force=force)
     original, weights, needed = _original(path, output, kernels)
     source, samples = _inputs(Path(path), data)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from .... import NATIVE_DOMAIN, RequantError
 from ....calibration.session import Array
+from ....system.given import check_kind
 from ...kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from ...kernels.library import Kernels, kernels
 from ...model.files import is_ort
@@ -40,6 +41,7 @@ def native_library(asked: str, output: str | os.PathLike[str]) -> Kernels | None
     Raises:
         RequantError: `asked` is not one of `KERNELS`, or it is ``native`` and there are no native operators here.
     """
+    check_kind(asked, str, f"kernels must be one of {', '.join(KERNELS)}")
     if asked not in KERNELS:
         raise RequantError(f"no kernels {asked!r}; there are: {', '.join(KERNELS)}")
     as_ort = is_ort(output)

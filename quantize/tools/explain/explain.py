@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -180,7 +180,7 @@ def explain_model(
     """
     runtime = setting.opened()
     loaded = load_model(model)
-    source = serialize(loaded)
+    source = replace(serialize(loaded), name=os.fspath(model))
     progress("profile", 0, None)
     inputs, sample = _sample(loaded, source, data, os.fspath(model))
     try:
