@@ -22,7 +22,7 @@ from .precision import Precision
 from .ranges import Range, Rule, parse_rule
 from .runner import Progress, axes_of, length_of, observe
 from .session import InputSpec, ModelSource, input_specs, open_session, output_specs
-from .sources import DataSource, Source, guarded, open_source
+from .sources import DataSource, Source, guarded, named_files, open_source
 from .state import recognised
 from .taps import activations, load_copy
 
@@ -60,6 +60,8 @@ class Calibrator:
     _inputs: tuple[InputSpec, ...] = field(default=(), init=False)
     _stateful: bool = field(default=False, init=False)
     _described: list[str] = field(default_factory=list, init=False)
+    _read: list[str | os.PathLike[str]] = field(default_factory=list, init=False)
+    """The files of the data, which no range file may overwrite."""
     _shards: tuple[tuple[int, int], ...] = field(default=(), init=False)
     _position: int | None = field(default=0, init=False)
     """The position of the next sample in the whole data; None if unknown."""
@@ -124,6 +126,7 @@ class Calibrator:
         self._position = None if length is None else position + length
         self._shards = () if whole else (execution.shard,)
         self._described.append(source.description)
+        self._read += named_files(data)
         for path in kept:
             path.unlink(missing_ok=True)
         return self
@@ -234,6 +237,7 @@ class Calibrator:
             self._position += other._position
         self._shards = shards
         self._described += other._described
+        self._read += other._read
         return self
 
     def _has_model_of(self, other: Calibrator) -> bool:
@@ -272,8 +276,7 @@ class Calibrator:
                 written.
         """
         check_path(path, "a range file")
-        if isinstance(self.model, (str, os.PathLike)):
-            check_apart({"the range file": path}, [self.model])
+        check_apart({"the range file": path}, [*self._read, *named_files(self.model)])
         chosen = self._rule(rule)
         if not self.seen.samples:
             raise RequantError("nothing was observed: call observe with data before save")
@@ -315,7 +318,9 @@ class Calibrator:
 
         Raises:
             UnknownNameError: The tensor was not observed, or it had no values.
+            RequantError: The name is no text.
         """
+        check_kind(tensor, str, "the name of a tensor must be a text")
         if tensor not in self.seen.ranges:
             raise UnknownNameError("observed tensor", tensor, self.seen.ranges)
         return self.seen.ranges[tensor]

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .. import RequantError
-from ..system.given import check_kind, check_path
+from ..system.given import check_kind, check_path, or_default
 from ..system.notes import note_written
 from ..system.regular import check_replaceable, reason_of
 from ..system.scratch import scratch_file
@@ -107,7 +107,7 @@ class RangeFile:
         precision: Precision | None = None,
     ) -> RangeFile:
         """Choose a range for every observed tensor."""
-        precision = precision or Precision()
+        precision = or_default(precision, Precision, "precision")
         ranges = {name: rule(seen.ranges[name], seen.runs.get(name), precision) for name in sorted(seen.ranges)}
         return cls(model, data, rule, seen, ranges, digests, precision=precision)
 

@@ -224,7 +224,7 @@ class Source:
         yield stacked(group)
 
 
-def named_files(data: DataSource | None) -> list[str | os.PathLike[str]]:
+def named_files(data: DataSource | ModelSource | None) -> list[str | os.PathLike[str]]:
     """Return the texts of a data source that may name files, which no output may overwrite."""
     given = [getattr(data, each.name) for each in fields(data)] if isinstance(data, DataSpec) else [data]
     return [each for each in given if isinstance(each, (str, os.PathLike))]

@@ -12,7 +12,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from onnx_ir import Model
 
-from .. import RequantError
+from .. import RequantError, UnknownNameError
+from ..system.given import check_kind, kind_of
 
 
 class TransformError(RequantError):
@@ -118,8 +119,11 @@ class Transform:
         """Apply the rewrite to `model`, in place.
 
         Raises:
-            RequantError: It failed. Errors of a plug-in are no errors of this program.
+            RequantError: It is no model, an option is unknown, missing or of another type, or it failed. Errors
+                of a plug-in are no errors of this program.
         """
+        check_kind(model, Model, f"{self.name} takes an onnx_ir.Model, as onnx_ir.load returns it")
+        self._check_options(options)
         if self.own:
             return self.function(model, **options)
         try:
@@ -132,6 +136,23 @@ class Transform:
         if not isinstance(change, Change):
             raise RequantError(f"{self.function.__module__}: returned {type(change).__name__}, not a Change")
         return change
+
+    def _check_options(self, given: Mapping[str, Any]) -> None:
+        """Refuse options that a caller from Python gets wrong; a pipeline has checked its own.
+
+        Raises:
+            RequantError: An option is unknown, missing or of another type.
+        """
+        for name, value in given.items():
+            if name not in self.options:
+                raise UnknownNameError(f"option of {self.name}", name, self.options)
+            option = self.options[name]
+            kinds = (option.type, *{float: (int,), tuple: (list,)}.get(option.type, ()))
+            if value is not option.default:
+                check_kind(value, kinds, f"{self.name}: {name} must be {kind_of(option.type())}")
+        missing = [name for name, option in self.options.items() if option.default is REQUIRED and name not in given]
+        if missing:
+            raise TransformError(f"{self.name}: needs {', '.join(missing)}")
 
 
 COMMON = "ignore_errors"

@@ -14,6 +14,7 @@ import numpy as np
 from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.sources import Source
+from ...system.given import check_kind
 from .classes import Array, Interval
 from .metrics import Metric, Score, by_row
 from .metrics.intervals import area_interval, bootstrap, jackknife
@@ -262,6 +263,7 @@ def parse_drop(text: str) -> Allowance:
     Raises:
         RequantError: The text has another form, or is negative.
     """
+    check_kind(text, str, "a drop must be a text such as '0.5%'")
     match = re.fullmatch(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(%?)\s*", text)
     if match is None or not math.isfinite(float(match[1])):
         raise RequantError(

@@ -49,6 +49,8 @@ from requant.quantize import (
     quantize_model,
     search_model,
 )
+from requant.quantize.accuracy.drop import parse_drop
+from requant.quantize.accuracy.metrics import metric_named
 from requant.quantize.runtime.runtimes import Setting
 from requant.transforms import transform
 
@@ -56,6 +58,7 @@ TEXT = '<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] x) => (float[N,
 OTHER = TEXT.replace("float[N,2] x", "float[N,2] z").replace("Neg(x)", "Neg(z)")
 MODEL, ANOTHER = (onnx.parser.parse_model(text).SerializeToString() for text in (TEXT, OTHER))
 NET = ir.from_proto(onnx.parser.parse_model(TEXT))
+REMOVE = transforms.REGISTRY["remove_nodes"]
 SEEN = Histogram.of(np.linspace(0, 1, 100))
 FEEDS = [{"x": np.ones((1, 2), np.float32)}]
 
@@ -126,6 +129,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "axes": (lambda: Calibrator(MODEL, channel_axis=some(5)), "channel_axis must be a mapping from names"),
     "axes of numbers": (lambda: Calibrator(MODEL, channel_axis=some({1: 1})), "channel_axis must be a mapping from"),
     "histograms": (lambda: Calibrator(MODEL, histogram=some("a")), "histogram must be True or False, not a str"),
+    "a precision to save": (
+        lambda: Calibrator(MODEL).observe(FEEDS).save("r.json", precision=some(3)),
+        "precision must be a Precision, not an int",
+    ),
     "a precision": (
         lambda: Calibrator(MODEL).observe(FEEDS).ranges("mse", some("u8")),
         "precision must be a Precision, not a str",
@@ -139,7 +146,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no ranges": (lambda: load_ranges(some(5)), "a range file must be the path of a file, not an int"),
     "range files": (lambda: merge_ranges(some(None)), "paths must be a sequence of range files, not None"),
     "a batch of nothing": (lambda: Options(batch=some([None])), "batch must be an integer or several, not None"),
-    "a statistic by number": (lambda: Calibrator(MODEL).observe(FEEDS)[some(5)], "no observed tensor named 5"),
+    "a statistic by number": (
+        lambda: Calibrator(MODEL).observe(FEEDS)[some(5)],
+        "the name of a tensor must be a text, not an int",
+    ),
     "a group by number": (lambda: transforms.join(some(5), 1, "fold_constants"), "the name of a group must be a text"),
     "a step by number": (lambda: transforms.join("mine", 1, some(5)), "a step must be a text, not an int"),
     "a model as bytes": (lambda: transforms.run("fold_constants", some(MODEL)), r"run takes an onnx_ir\.Model"),
@@ -206,6 +216,12 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no goal": (lambda: search_model(DIGITS, FEEDS, "q.onnx", some(None)), "the goal must be a Goal, not None"),
     "kernels": (lambda: compile_model(DIGITS, "q.onnx", kernels=some(3)), "kernels must be one of .*, not an int"),
     "a long name": (lambda: quantize_model(1000 * "m", FEEDS, "q.onnx"), "cannot be read: File name too long"),
+    "a drop by number": (lambda: parse_drop(some(0.5)), "a drop must be a text such as '0.5%', not a float"),
+    "a metric by number": (lambda: metric_named(some(5)), "a metric must be a name or FILE.py:NAME, not an int"),
+    "a call on bytes": (lambda: REMOVE(some(MODEL), op=("Neg",)), r"remove_nodes takes an onnx_ir\.Model"),
+    "a call without options": (lambda: REMOVE(NET), "remove_nodes: needs op"),
+    "a call with another option": (lambda: REMOVE(NET, ops=("Neg",)), "no option of remove_nodes named 'ops'; did you"),
+    "a call with a number": (lambda: REMOVE(NET, op=3), "remove_nodes: op must be a tuple, not an int"),
     "written text": (lambda: write_atomically("y.json", some("{}")), "the content of a file must be bytes, not a str"),
 }
 
@@ -232,7 +248,7 @@ def test_no_output_overwrites_an_input(name: str, tmp_path: Path, monkeypatch: p
         lambda: compile_model("m.onnx", name, "d.npz", force=True),
         lambda: Calibrator("m.onnx").observe("d.npz").save(name),
     ]
-    for call in calls[: 3 if name == "m.onnx" else 2]:
+    for call in calls:
         with pytest.raises(RequantError, match=f"^{name}: the .* would overwrite the input"):
             call()
     assert Path(name).read_bytes() == before

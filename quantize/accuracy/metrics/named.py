@@ -13,7 +13,7 @@ import numpy as np
 
 from .... import RequantError, UnknownNameError
 from ....calibration.objects import Named, failing_at, named, on_path
-from ....system.given import kind_of
+from ....system.given import check_kind, kind_of
 from ..classes import Array
 from ..sqnr import decibels
 from . import decisions, detection, items, sequences, signals, vectors
@@ -273,6 +273,7 @@ def metric_named(text: str, *, lower: bool = False) -> Metric:
     Raises:
         RequantError: There is no such metric or function, or the function takes other arguments.
     """
+    check_kind(text, str, "a metric must be a name or FILE.py:NAME")
     base, _, rest = text.partition(":")
     ours = _ours(base)
     if ours is not None and (not rest or ":" in rest):
