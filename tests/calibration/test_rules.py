@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import product
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +20,7 @@ from requant.calibration.rule_aciq import Deviations, laplace_clip, normal_clip
 from requant.calibration.rule_entropy import divergence, entropy
 from requant.calibration.rule_error import Spread, errors, expected_error, smooth_counts
 from requant.calibration.session import Array
-
-if TYPE_CHECKING:
-    from requant.calibration.sums import Runs
+from requant.calibration.sums import Runs
 
 SYMMETRIC = Precision(symmetric=True)
 PRECISIONS = [DEFAULT, SYMMETRIC, Precision(4), Precision(4, symmetric=True)]
@@ -42,9 +39,8 @@ values32 = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-100, 
 
 def runs_of(*arrays: Array) -> Runs:
     """Return what a rule may know of single runs."""
-    lows, highs = [float(array.min()) for array in arrays], [float(array.max()) for array in arrays]
-    means = {f"mean_{end}": math.fsum(x / len(ends) for x in ends) for end, ends in (("lo", lows), ("hi", highs))}
-    return cast("Runs", SimpleNamespace(count=len(arrays), **means))
+    (found,) = Runs.of_many(range(len(arrays)), np.array([[(each.min(), each.max())] for each in arrays], np.float64))
+    return found
 
 
 def drawn(make: Callable[[np.random.Generator], Array]) -> Array:
@@ -211,8 +207,10 @@ def test_mean_minmax_of_one_run_is_minmax() -> None:
     assert choose("mean_minmax", seen, runs=runs_of(values)) == (seen.lo, seen.hi)
 
 
-def test_a_mean_that_was_rounded_past_the_extremes_is_taken_back() -> None:
-    runs = cast("Runs", SimpleNamespace(count=3, mean_lo=-0.30000000000000004, mean_hi=0.30000000000000004))
+def test_a_mean_that_was_rounded_past_the_extremes_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = runs_of(np.array([-0.3, 0.3]))
+    monkeypatch.setattr(Runs, "mean_lo", -0.30000000000000004)
+    monkeypatch.setattr(Runs, "mean_hi", 0.30000000000000004)
     assert choose("mean_minmax", MinMax(-0.3, 0.3, 9), runs=runs) == (-0.3, 0.3)
 
 
