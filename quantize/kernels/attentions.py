@@ -15,7 +15,7 @@ from ...transforms.patterns.attention import HEADS, HEADS_FIRST, ROWS_FIRST, Fou
 from ...transforms.patterns.cached_attention import cached
 from .attention_inputs import PlainInputs
 from .caches import cached_call
-from .calls import Call
+from .call import Call, Tensors
 from .common_rows import Part, join_products
 from .heads import Heads, fewer_heads, heads_of
 from .wrap import put_calls
@@ -96,11 +96,11 @@ def _call(name: str, found: FoundAttention, shapes: Mapping[str, Shape]) -> Call
         **({"zero": ir.AttrInt64("zero", 1)} if found.zero else {}),
         **({"cap": ir.AttrFloat32("cap", found.cap)} if found.cap else {}),
     }
-    windows, sources = constant(found.windows), range(len(found.inputs))
+    windows, tensors = constant(found.windows), Tensors(range(len(found.inputs)), dtype=ir.DataType.FLOAT)
     if windows is not None:
         attributes["windows"] = ir.AttrInt64("windows", int(windows.shape.numpy()[1]))
     operator, formal = (OPS[ATTENTION].native, INPUTS[:-1]) if windows is None else (WITH_WINDOWS, INPUTS)
-    return Call(operator, name, formal, found.inputs, found.nodes, attributes, sources=sources, dtype=ir.DataType.FLOAT)
+    return Call(operator, name, formal, found.inputs, found.nodes, attributes, tensors=tensors)
 
 
 def _scale(found: FoundAttention, shapes: Mapping[str, Shape]) -> float:

@@ -13,7 +13,7 @@ from ...transforms.int8.plan import Unit
 from ...transforms.patterns.attention import CACHES, GROUP_QUERY
 from ...transforms.patterns.cached_attention import CACHED, INTEGERS, TENSORS, CachedAttention, find_cached
 from ...transforms.quantize_caches import find_bytes, find_floats
-from .calls import Call
+from .call import Call, Results, Tensors
 from .wrap import put_calls
 
 WITH_BYTES, PASTS = "QuantizedCacheAttention", ("past_key", "past_value")
@@ -59,6 +59,7 @@ def cached_call(name: str, found: CachedAttention, body: Sequence[ir.Node]) -> C
         **({"cap": found.cap} if found.cap else {}),
         **({"smooth": 1} if found.smooth else {}),
     }
+    places = [place for place, name in enumerate(TENSORS) if inputs[name] is not None and name not in INTEGERS]
     call = Call(
         OPS[GROUP_QUERY].native,
         name,
@@ -66,9 +67,8 @@ def cached_call(name: str, found: CachedAttention, body: Sequence[ir.Node]) -> C
         [*inputs.values()],
         body,
         {each.name: each for each in ir.convenience.convert_attributes(values)},
-        sources=[place for place, name in enumerate(TENSORS) if inputs[name] is not None and name not in INTEGERS],
-        dtype=ir.DataType.FLOAT,
-        results=CACHES,
+        tensors=Tensors(places, dtype=ir.DataType.FLOAT),
+        results=Results(CACHES),
     )
     return _with_bytes(call, found)
 
@@ -89,8 +89,9 @@ def _with_bytes(call: Call, found: CachedAttention) -> Call:
         names=[*inputs],
         inputs=[*inputs.values()],
         body=[*(node for each in before for node in each.nodes), *call.body],
-        sources=[place for place in call.sources if call.names[place] not in PASTS],
-        results=1,
-        behind=[node for each in after for node in each.nodes],
-        more=[*(each.values for each in after), *(each.scale for each in after)],
+        tensors=replace(call.tensors, places=[each for each in call.tensors.places if call.names[each] not in PASTS]),
+        results=Results(
+            behind=[node for each in after for node in each.nodes],
+            more=[*(each.values for each in after), *(each.scale for each in after)],
+        ),
     )

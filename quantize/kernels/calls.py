@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +19,7 @@ from ...transforms.int8.qparams import QParams, dequantize, quantize
 from ...transforms.patterns.conv_transposes import has_whole_strides
 from ...transforms.patterns.elementwise import CHANNELWISE, ELEMENTWISE, Place, clip_bounds
 from ...transforms.patterns.resizes import NEAREST, POSITIONS, find_resizing
+from .call import Anchor, Call, Tensors
 from .chains import INTEGER, Chain, chain_of, is_uint8
 
 IMAGE = 4  # axes of a tensor with a layout
@@ -36,56 +37,6 @@ WINDOW = {"dilations": [1, 1], "pads": [0, 0, 0, 0], "strides": [1, 1]}
 """The attributes of a kernel on an image, with their defaults."""
 UNSIGNED = (ir.DataType.UINT8, ir.DataType.FLOAT)
 """Types of zero points and scales."""
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """A call of a native operator, and the nodes that it replaces.
-
-    Attributes:
-        operator: The operator.
-        name: The name of the node.
-        names: The names of the operator's inputs.
-        inputs: The inputs; those that are missing at the end are omitted.
-        body: The nodes that it replaces, in order.
-        attributes: The attributes of the node.
-        anchor: The node of the body that has the attributes; None without attributes.
-        beside: The names of attributes that the anchor does not have.
-        values: The values of further inputs by name: ``table``, ``curve``, ``grid``. A Table has those of its body.
-        sources: The places among the inputs of the tensors that are computed.
-        order: The places of these tensors among the inputs of the unit, where they are not the same.
-        shapes: The shapes of these tensors and of the result in NCHW, if the operator takes NHWC; else empty.
-        dtype: The element type of these tensors and of the result.
-        made: The element type of the result, if it is another one.
-        results: How many outputs of the last node are results.
-        behind: Nodes that read results of the body, and that it replaces too, in order.
-        more: Results of these nodes.
-        chain: The function that a Table computes; None for other operators.
-    """
-
-    operator: str
-    name: str
-    names: Sequence[str]
-    inputs: Sequence[ir.Value | None]
-    body: Sequence[ir.Node]
-    attributes: Mapping[str, ir.Attr] = field(default_factory=dict)
-    anchor: ir.Node | None = None
-    beside: Collection[str] = ()
-    values: Mapping[str, Array] = field(default_factory=dict)
-    sources: Sequence[int] = (0,)
-    order: Sequence[int] = ()
-    shapes: Sequence[Shape] = ()
-    dtype: ir.DataType = ir.DataType.UINT8
-    made: ir.DataType | None = None
-    results: int = 1
-    behind: Sequence[ir.Node] = ()
-    more: Sequence[ir.Value] = ()
-    chain: Chain | None = None
-
-    @property
-    def tensors(self) -> list[ir.Value]:
-        """The tensors that it reads and that are computed."""
-        return [value for value in (self.inputs[index] for index in self.sources) if value is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +103,9 @@ def call_of(unit: Unit, around: Surroundings) -> Call | None:
     call = CALLS.get(unit.op, _table)(Site(unit, around.nodes, reader, shapes, images))
     if call is None or not images:
         return call
-    return replace(call, shapes=[*(shapes[place] for place in call.order), *shapes[len(call.order) :]])
+    order = call.tensors.order
+    ordered = [*(shapes[place] for place in order), *shapes[len(order) :]]
+    return replace(call, tensors=replace(call.tensors, shapes=ordered))
 
 
 def _with_constants(node: ir.Node, shapes: Sequence[Shape]) -> list[Shape]:
@@ -219,7 +172,7 @@ def _convolution(site: Site) -> Call | None:
     attributes = _attributes(anchor, WINDOW, group=anchor.attributes.get_int("group", 1))
     body = [*pairs, anchor, *absorbed, site.quantize]
     call = Call("Convolution", str(anchor.name), CONVOLUTION, inputs, body, attributes)
-    whole = replace(call, anchor=anchor, values=values)
+    whole = replace(call, anchor=Anchor(anchor), values=values)
     x, w, *_ = (_operands(pair) for pair in pairs)
     packing, packed, zeros, channels = packing_of(x[0]), constant(w[0]), constant(w[2]), site.shapes[0][1]
     if packing is None or not packing.apart or packed is None or zeros is None or not isinstance(channels, int):
@@ -290,7 +243,7 @@ def _transposed(site: Site) -> Call | None:
     inputs, values = _convolution_inputs(pairs, site.quantize), _clipping(absorbed, site.quantize)
     attributes = _attributes(anchor, {**WINDOW, "output_padding": [0, 0]}, group=1)
     body = [*pairs, anchor, *absorbed, site.quantize]
-    return Call("ConvTranspose", str(anchor.name), TRANSPOSED, inputs, body, attributes, anchor, values=values)
+    return Call("ConvTranspose", str(anchor.name), TRANSPOSED, inputs, body, attributes, Anchor(anchor), values=values)
 
 
 def _is_supported_transposed(node: ir.Node, weights: ir.Node) -> bool:
@@ -321,7 +274,7 @@ def _mean(site: Site) -> Call | None:
         return None
     window = {name: default for name, default in WINDOW.items() if name != "dilations"}  # from opset 19 on
     attributes = _attributes(anchor, window, kernel_shape=_kernel(anchor), **more)
-    return Call(anchor.op_type, str(anchor.name), REQUANTIZED, inputs, body, attributes, anchor)
+    return Call(anchor.op_type, str(anchor.name), REQUANTIZED, inputs, body, attributes, Anchor(anchor))
 
 
 def _maximum(site: Site) -> Call | None:
@@ -335,7 +288,7 @@ def _maximum(site: Site) -> Call | None:
     ceil = anchor.attributes.get_int("ceil_mode", 0)
     attributes = _attributes(anchor, WINDOW, kernel_shape=_kernel(anchor), ceil_mode=ceil)
     return Call(
-        "MaxPool", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, site.quantize], attributes, anchor
+        "MaxPool", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, site.quantize], attributes, Anchor(anchor)
     )
 
 
@@ -398,29 +351,29 @@ def _pair(site: Site) -> Call | None:
         return None
     values = _clipping(absorbed, site.quantize)
     body = [*pairs, anchor, *absorbed, site.quantize]
-    sources = (0, PAIR.index("b"))
-    return Call(anchor.op_type, str(anchor.name), PAIR, inputs, body, values=values, sources=sources, order=order)
+    tensors = Tensors((0, PAIR.index("b")), order)
+    return Call(anchor.op_type, str(anchor.name), PAIR, inputs, body, values=values, tensors=tensors)
 
 
 def _concat(site: Site) -> Call | None:
     """Return the call for a Concat of two to four tensors along their channels; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
     pairs = [pair for pair in map(_dequantized, anchor.inputs) if pair is not None]
-    tensors = [pair.inputs[0] for pair in pairs]
-    fits = len(anchor.inputs) == len(pairs) == len(set(tensors)) <= len(CONCAT) // 2
+    joined = [pair.inputs[0] for pair in pairs]
+    fits = len(anchor.inputs) == len(pairs) == len(set(joined)) <= len(CONCAT) // 2
     if not fits or len(pairs) < 2 or anchor.attributes.get_int("axis", 0) % len(site.shapes[-1]) != site.channel:
         return None
     if not _are_constants(value for node in (*pairs, site.quantize) for value in _operands(node)[1:]):
         return None
-    inputs: list[ir.Value | None] = [value for tensor in tensors for value in (tensor, None)]
+    inputs: list[ir.Value | None] = [value for tensor in joined for value in (tensor, None)]
     values = {
         CONCAT[2 * index + 1]: _requantized(pair, site.quantize)
         for index, pair in enumerate(pairs)
         if not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3])
     }
-    sources = range(0, 2 * len(pairs), 2)
+    tensors = Tensors(range(0, 2 * len(pairs), 2))
     body = [*pairs, anchor, site.quantize]
-    return Call("Concat", str(anchor.name), CONCAT, inputs, body, values=values, sources=sources)
+    return Call("Concat", str(anchor.name), CONCAT, inputs, body, values=values, tensors=tensors)
 
 
 def _requantized(pair: ir.Node, quantize_node: ir.Node) -> Array:

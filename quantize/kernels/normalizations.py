@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from ...transforms.graph import Shape, constant
-from .calls import Call
+from .call import FLOATS, Call
 from .wrap import put_calls
 
 INPUTS = ("x", "scale", "B")
@@ -56,4 +56,4 @@ def _call(node: ir.Node, shapes: Mapping[str, Shape]) -> Call | None:
         "centred": ir.AttrInt64("centred", CENTRED[node.op_type]),
     }
     name = str(node.name)
-    return Call("Normalization", name, INPUTS, list(node.inputs), [node], attributes, dtype=ir.DataType.FLOAT)
+    return Call("Normalization", name, INPUTS, list(node.inputs), [node], attributes, tensors=FLOATS)

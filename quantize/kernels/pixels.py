@@ -8,7 +8,8 @@ from typing import TypeGuard
 import onnx_ir as ir
 
 from ...transforms.graph import Shape, constant, sole_reader
-from .calls import IMAGE, Call
+from .call import Call, Tensors
+from .calls import IMAGE
 from .wrap import TO_NCHW, TO_NHWC, put_calls
 
 INPUTS = ("x", "y_scale", "y_zero_point")
@@ -58,8 +59,7 @@ def _call(node: ir.Node, shapes: Mapping[str, Shape]) -> Call | None:
         INPUTS,
         list(node.inputs),
         [node, turn],
-        dtype=ir.DataType.FLOAT,
-        made=ir.DataType.UINT8,
+        tensors=Tensors(dtype=ir.DataType.FLOAT, made=ir.DataType.UINT8),
     )
 
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ...transforms.fuse_gelu import find_gelu
 from ...transforms.graph import MS, Shape, constant, key, sole_reader
 from ...transforms.int8.plan import Unit
-from .calls import Call
+from .call import FLOATS, Anchor, Call
 from .wrap import put_calls
 
 DYNAMIC = "DynamicQuantizeMatMul"
@@ -167,9 +167,8 @@ def _call(node: ir.Node) -> Call:
         [*node.inputs[: 1 + len(form.constants)], *node.inputs[form.bias : form.bias + 1]],
         [node],
         {**node.attributes, FUNCTION: ir.AttrInt64(FUNCTION, 0)},
-        anchor=node,
-        beside=(FUNCTION, GATED),
-        dtype=ir.DataType.FLOAT,
+        Anchor(node, beside=(FUNCTION, GATED)),
+        tensors=FLOATS,
     )
 
 

@@ -12,7 +12,7 @@ from ...transforms.int8.existing import insert_product, zero_point_of
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.recurrent import BACKWARD, STATES
-from .calls import Call
+from .call import FLOATS, Call, Results
 from .wrap import put_calls
 
 INPUTS = ("x", "w", "w_scale", "w_zero_point", "r", "r_scale", "r_zero_point", "B", "lengths", "start", "cell")
@@ -94,6 +94,6 @@ def _call(node: ir.Node, taken: set[str]) -> Call | None:
         inputs,
         [*body, node],
         attributes,
-        dtype=ir.DataType.FLOAT,
-        results=1 + states,
+        tensors=FLOATS,
+        results=Results(1 + states),
     )

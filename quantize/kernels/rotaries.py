@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...transforms.graph import Shape, constant, made_by
 from ...transforms.inference import inferred
-from .calls import Call
+from .call import Call, Tensors
 from .wrap import put_calls
 
 INPUTS = ("x", "cos", "sin")
@@ -81,7 +81,8 @@ def _call(found: _Rotary, body: Sequence[ir.Node]) -> Call:
     """Return the call of the operator."""
     attributes = {"interleaved": ir.AttrInt64("interleaved", int(found.interleaved))}
     inputs, name = [found.x, found.cos, found.sin], str(body[-1].name)
-    return Call("RotaryEmbedding", name, INPUTS, inputs, body, attributes, sources=range(3), dtype=ir.DataType.FLOAT)
+    tensors = Tensors(range(3), dtype=ir.DataType.FLOAT)
+    return Call("RotaryEmbedding", name, INPUTS, inputs, body, attributes, tensors=tensors)
 
 
 # ------------------------------------------------------------------------------------------------------------ pairs

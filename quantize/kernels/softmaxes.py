@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from ...transforms.graph import Shape, constant, sole_reader
 from ...transforms.int8.existing import is_linear
-from .calls import Call, X
+from .call import FLOATS, Call, Tensors
+from .calls import X
 from .chains import is_uint8
 from .wrap import put_calls
 
@@ -66,8 +67,10 @@ def _call(node: ir.Node, shapes: Mapping[str, Shape], *, alone: bool) -> Call | 
     attributes, name = {"axis": ir.AttrInt64("axis", axis)}, str(node.name)
     dq = x.producer()
     if dq is None or not _only_for(dq, node):
-        return Call("Softmax", name, ("x",), [x], [node], attributes, dtype=ir.DataType.FLOAT)
-    return Call("DequantizeSoftmax", name, X, dq.inputs, [dq, node], attributes, made=ir.DataType.FLOAT)
+        return Call("Softmax", name, ("x",), [x], [node], attributes, tensors=FLOATS)
+    return Call(
+        "DequantizeSoftmax", name, X, dq.inputs, [dq, node], attributes, tensors=Tensors(made=ir.DataType.FLOAT)
+    )
 
 
 def _only_for(dq: ir.Node, node: ir.Node) -> bool:

@@ -28,7 +28,8 @@ from ...transforms.graph import (
 from ...transforms.graph import replace as replace_value
 from ...transforms.int8.plan import Unit
 from .bent_lines import bent_lines_of
-from .calls import BIAS, CONVOLUTION, LINES, PAIR, RESIDUAL, WEIGHTS, Call, Surroundings, X, Y, call_of
+from .call import Call, Results, Tensors
+from .calls import BIAS, CONVOLUTION, LINES, PAIR, RESIDUAL, WEIGHTS, Surroundings, X, Y, call_of
 from .chains import copied, table_of
 from .curves import SEGMENTS, curve_of
 from .library import names_of
@@ -89,7 +90,7 @@ def drop_inner_rounding(model: ir.Model, units: Iterable[Unit], shapes: Mapping[
     removed, taken = 0, names(model)
     for call in _calls(model, units, shapes, join=True, exact=False).values():
         grid = call.values.get("grid")
-        if call.operator != "Convolution" or (grid is None and len(call.sources) == 1):
+        if call.operator != "Convolution" or (grid is None and len(call.tensors.places) == 1):
             continue
         # blocks of pixels are rounded in front of the convolution
         after = next(place for place, node in enumerate(call.body) if node.op_type == "Conv")
@@ -150,8 +151,8 @@ def _calls(
 def _joinable(calls: dict[ir.Value, Call], call: Call) -> list[ir.Value]:
     """Return the results of convolutions that a call alone reads, the last one first."""
     found = []
-    for end in (end for end in reversed(calls) if end in call.tensors):
-        images = calls[end].operator == "Convolution" and calls[end].shapes and call.shapes
+    for end in (end for end in reversed(calls) if end in call.computed):
+        images = calls[end].operator == "Convolution" and calls[end].tensors.shapes and call.tensors.shapes
         if images and not end.is_graph_output() and _read_inside(end, call):
             found.append(end)
     return found
@@ -206,9 +207,9 @@ def _with_sum(convolution: Call, end: ir.Value, total: Call) -> Call | None:
     None for a residual that is a value for each channel, for a depthwise convolution, which takes no residual, and for
     a convolution that absorbed a Relu or Clip: it stands between the two.
     """
-    one, other, result = total.shapes
+    one, other, result = total.tensors.shapes
     plain = {"DequantizeLinear", "Conv", "QuantizeLinear"}.issuperset(node.op_type for node in convolution.body)
-    if list(one) != list(other) or not plain or len(convolution.sources) > 1:
+    if list(one) != list(other) or not plain or len(convolution.tensors.places) > 1:
         return None
     weights = constant(convolution.inputs[WEIGHTS])
     assert weights is not None  # only a convolution over blocks has none, and its body is not plain
@@ -220,8 +221,9 @@ def _with_sum(convolution: Call, end: ir.Value, total: Call) -> Call | None:
     place = CONVOLUTION.index(RESIDUAL[0])
     inputs = [*convolution.inputs, *[None] * (place - len(convolution.inputs)), *residual]
     inputs[BIAS - len(Y) : BIAS] = [named[name] for name in Y]
-    body, shapes = [*convolution.body, *total.body], (convolution.shapes[0], result, result)
-    return replace(convolution, inputs=inputs, body=body, values=total.values, sources=(0, place), shapes=shapes)
+    shapes = (convolution.tensors.shapes[0], result, result)
+    tensors, body = Tensors((0, place), shapes=shapes), [*convolution.body, *total.body]
+    return replace(convolution, inputs=inputs, body=body, values=total.values, tensors=tensors)
 
 
 # -------------------------------------------------------------------------------------------------------- functions
@@ -273,37 +275,38 @@ def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
         value = add_initializer(writer.model.graph, unused_name(writer.taken, f"{call.name}/{name}"), array)
         inputs[call.names.index(name)] = value
     inputs += constants
-    for value in call.tensors:
-        value.type = ir.TensorType(call.dtype)
-    end.type = ir.TensorType(call.made or call.dtype)
-    if call.shapes:
-        for value, shape in zip((*call.tensors, end), call.shapes, strict=True):
+    tensors, results = call.tensors, call.results
+    for value in call.computed:
+        value.type = ir.TensorType(tensors.dtype)
+    end.type = ir.TensorType(tensors.made or tensors.dtype)
+    if tensors.shapes:
+        for value, shape in zip((*call.computed, end), tensors.shapes, strict=True):
             value.shape = ir.Shape(shape)
         turned: dict[ir.Value, ir.Value] = {}  # a tensor may be both inputs
-        for index, x, shape in zip(call.sources, call.tensors, call.shapes, strict=False):
+        for index, x, shape in zip(tensors.places, call.computed, tensors.shapes, strict=False):
             if x not in turned:
                 turned[x] = _in_nhwc(x, shape, old, f"{call.name}/{call.names[index]}/nhwc", writer.taken)
             inputs[index] = turned[x]
-    count = call.results + len(call.more)
+    count = results.count + len(results.more)
     native = native_node(writer.model.graph, operator, inputs, call.attributes, name=call.name, results=count)
     read = [value.producer() for node in call.body for value in node.inputs if value is not None]
-    if call.shapes:
-        y = _inserted(old, native, writer.taken, [call.shapes[-1][axis] for axis in TO_NHWC])
+    if tensors.shapes:
+        y = _inserted(old, native, writer.taken, [tensors.shapes[-1][axis] for axis in TO_NHWC])
         native = _turn(y, TO_NCHW, f"{call.name}/nchw")
-    _take_over(call, native.outputs[call.results :])
-    replace_node(old, native, call.results)
-    remove_unread([*call.body[:-1], *read, *(value.producer() for value in call.tensors)])
+    _take_over(results, native.outputs[results.count :])
+    replace_node(old, native, results.count)
+    remove_unread([*call.body[:-1], *read, *(value.producer() for value in call.computed)])
     return native.outputs[0]
 
 
-def _take_over(call: Call, results: Sequence[ir.Value]) -> None:
-    """Let results be those of the nodes behind the body, and remove these nodes."""
-    for value, result in zip(call.more, results, strict=True):
+def _take_over(results: Results, outputs: Sequence[ir.Value]) -> None:
+    """Let outputs of the call be the results of the nodes behind the body, and remove these nodes."""
+    for value, result in zip(results.more, outputs, strict=True):
         name = value.name
         replace_value(value, result)
         value.name = None
         result.name = name
-    for node in reversed(call.behind):
+    for node in reversed(results.behind):
         remove_if_unread(node)
 
 
@@ -311,7 +314,7 @@ def _with_table(model: ir.Model, call: Call) -> Call:
     """Return a call with the values of its function: a table, or the lines of each channel."""
     if call.chain is None:
         return call
-    chain = replace(call.chain, root=call.tensors[0], nodes=tuple(call.body))
+    chain = replace(call.chain, root=call.computed[0], nodes=tuple(call.body))
     lines = None if chain.place is None else bent_lines_of(model, chain)
     if lines is None:
         return replace(call, values={"table": table_of(model, chain)})
@@ -327,34 +330,35 @@ def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]
     """
     formal = [ir.Value(name=name) for name in call.names]
     known = {value: own for value, own in zip(call.inputs, formal, strict=False) if value is not None}
-    inner = {value for node in (*call.body, *call.behind) for value in node.outputs}
-    free = dict.fromkeys(value for node in (*call.body, *call.behind) for value in node.inputs if value is not None)
+    replaced, results, in_nhwc = [*call.body, *call.results.behind], call.results, bool(call.tensors.shapes)
+    inner = {value for node in replaced for value in node.outputs}
+    free = dict.fromkeys(value for node in replaced for value in node.inputs if value is not None)
     constants = [value for value in free if value not in inner and value not in known]
     formal += [ir.Value(name=f"c{index}") for index in range(len(constants))]
     known |= zip(constants, formal[len(call.names) :], strict=True)
-    before = [_turn(known[value], TO_NCHW, "") for value in call.tensors] if call.shapes else []
-    known |= {value: node.outputs[0] for value, node in zip(call.tensors, before, strict=False)}
-    body = copied([*call.body, *call.behind], known, _no_constant)
+    before = [_turn(known[value], TO_NCHW, "") for value in call.computed] if in_nhwc else []
+    known |= {value: node.outputs[0] for value, node in zip(call.computed, before, strict=False)}
+    body = copied(replaced, known, _no_constant)
     last = body[len(call.body) - 1]
     if call.anchor is not None:
-        copy = body[call.body.index(call.anchor)]
+        copy = body[call.body.index(call.anchor.node)]
         copy.attributes.clear()
         for name, attribute in call.attributes.items():
-            if name in call.beside:
+            if name in call.anchor.beside:
                 continue
             copy.attributes[name] = ir.RefAttr(name, name, attribute.type)
-    after = [_turn(last.outputs[0], TO_NHWC, "")] if call.shapes else []
+    after = [_turn(last.outputs[0], TO_NHWC, "")] if in_nhwc else []
     nodes = [*before, *body, *after]
     made = {
         value: own
-        for node, copy in zip(call.behind, body[len(call.body) :], strict=True)
+        for node, copy in zip(results.behind, body[len(call.body) :], strict=True)
         for value, own in zip(node.outputs, copy.outputs, strict=True)
     }
-    results = [*(after or [last])[-1].outputs[: call.results], *(made[value] for value in call.more)]
+    outputs = [*(after or [last])[-1].outputs[: results.count], *(made[value] for value in results.more)]
     # no node of a body is native; the import would give equal bodies different contents
     imports = {domain: version for domain, version in model.opset_imports.items() if domain != NATIVE_DOMAIN}
-    graph = ir.Graph(formal, results, nodes=nodes, opset_imports=imports, name="body")
-    for index, result in enumerate(results):
+    graph = ir.Graph(formal, outputs, nodes=nodes, opset_imports=imports, name="body")
+    for index, result in enumerate(outputs):
         result.name = f"y{index or ''}"
     attributes = [ir.Attr(name, attribute.type, None) for name, attribute in call.attributes.items()]
     return ir.Function(NATIVE_DOMAIN, call.operator, graph=graph, attributes=attributes), constants
