@@ -121,6 +121,11 @@ def verify(model: ir.Model, *, like: Signature | None = None, message: onnx.Mode
         check_kind(like, Signature, "like must be a Signature, as signature() returns it")
     if message is not None:
         check_kind(message, onnx.ModelProto, "message must be a ModelProto")
+    if (model.ir_version or 0) > onnx.IR_VERSION:
+        raise VerifyError(
+            f"the model is of IR version {model.ir_version}, and the installed onnx {onnx.__version__} knows "
+            f"{onnx.IR_VERSION}: install a newer onnx, or export the model for an older one"
+        )
     graphs = tuple(model.graphs())
     owned = set(graphs)
     for graph in graphs:

@@ -249,3 +249,12 @@ def test_the_cost_does_not_grow_with_the_weights() -> None:
     verify(large)
     assert not reads
     assert perf_counter() - started < 1
+
+
+def test_an_ir_version_that_onnx_does_not_know_is_refused_with_the_way_out() -> None:
+    newer = model()
+    newer.ir_version = 99
+    with pytest.raises(
+        VerifyError, match=r"IR version 99, and the installed onnx .* knows [0-9]+: install a newer onnx"
+    ):
+        verify(newer)
