@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import code_graphs, constant, discard, names, replace_node, unused_name
+from .graph import code_graphs, discard, names, replace_node, unused_name
 from .inference import Known
+from .patterns.transposed import reduced_axes
 from .registry import Change, transform
 
 IMAGES = (4, 5)
@@ -28,7 +29,7 @@ def reduce_mean_to_pool(model: ir.Model) -> Change:
             continue
         source = node.inputs[0]
         shape, dtype = known.shape(source), known.dtype(source)
-        axes = _axes(node)
+        axes = reduced_axes(node)
         if shape is None or len(shape) not in IMAGES:
             change.skip("not-an-image")
         elif dtype is not ir.DataType.FLOAT:
@@ -41,14 +42,6 @@ def reduce_mean_to_pool(model: ir.Model) -> Change:
             _replace(node, taken)
             change.applied += 1
     return change
-
-
-def _axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of a ReduceMean, empty if it names none; None if they are computed."""
-    if len(node.inputs) < 2 or node.inputs[1] is None:
-        return list(node.attributes.get_ints("axes", ()))
-    tensor = constant(node.inputs[1])
-    return None if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]
 
 
 def _replace(mean: ir.Node, taken: set[str]) -> None:

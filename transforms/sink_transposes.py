@@ -1,6 +1,8 @@
-"""Cancel pairs of Transposes through element-wise operators."""
+"""Cancel Transposes through operators that do not depend on the order of axes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -8,123 +10,127 @@ import onnx_ir as ir
 from .graph import (
     add_initializer,
     can_replace,
-    computing_nodes,
+    computing_graphs,
     constant,
     discard,
     graph_of,
+    insert_before,
     names,
+    node_name,
     remove,
     remove_if_unread,
     replace,
-    sole_reader,
     unused_name,
 )
+from .patterns.transposed import REDUCTIONS, Part, order_of, parts_of, reduced_axes
 from .registry import Change, transform
-
-UNARY = frozenset(
-    "Abs Cast Ceil Clip Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Mish Neg Not Reciprocal "
-    "Relu Round Selu Sigmoid Sign Softplus Softsign Sqrt Tanh ThresholdedRelu".split()
-)
-BINARY = frozenset("Add Div Max Min Mul PRelu Pow Sub".split())
 
 
 @transform("sink_transposes", after=("fold_constants",))
 def sink_transposes(model: ir.Model) -> Change:
-    """Remove two Transposes that undo each other and have only element-wise operators between them.
+    """Remove Transposes that undo each other and have only operators between them that ignore the order of axes.
 
     Before:  y = Transpose(Relu(Add(Transpose(x, perm=[0, 2, 3, 1]), c)), perm=[0, 3, 1, 2]),  c (C,)
     After:   y = Relu(Add(x, c')),  c' (1, C, 1, 1)
-        TensorFlow computes channels-last, so an exporter puts Transposes around each convolution. The first Transpose
-        stays if other nodes read it.
-    Left alone: a tensor between the two that has other readers or is an output of the graph (``read-between``), or that
-        a constant of more axes broadcasts (``stretched``); operators between them that depend on the order of axes or
-        read two computed tensors; Transposes without a matching one.
+    Before:  a = Add(Transpose(x, perm=[0, 2, 3, 1]), Transpose(z, perm=[0, 2, 3, 1])); m = ReduceMean(a, axes=[1, 2]);
+             y = Transpose(a, perm=[0, 3, 1, 2])
+    After:   y = Add(x, z); m = ReduceMean(y, axes=[2, 3])
+        TensorFlow computes channels-last, so an exporter puts Transposes around each convolution. The operators are
+        element-wise, a Concat, or a reduction; they and what they read and write are moved together, if that leaves
+        fewer Transposes. Where others read a tensor between them, it is transposed once.
+    Left alone: Transposes that are needed as often elsewhere (``no-gain``); operators that depend on the order of axes,
+        read a computed tensor that is not behind such a Transpose or has fewer axes, or write an output of the graph.
     """
-    change = Change()
-    taken: set[str] = names(model)
+    change, taken = Change(), names(model)
     progress = True
-    while progress:  # a removed pair may bring another pair together
-        progress = False
-        for node in computing_nodes(model, "Transpose"):
-            if _order(node) is not None and node.graph is not None and _cancel(node, taken, change):
-                progress = True
+    while progress:  # what is moved may bring other Transposes together
+        progress, change.skipped = False, Change().skipped
+        for graph in computing_graphs(model):
+            for order in dict.fromkeys(order for node in graph if (order := order_of(node)) is not None):
+                for part in [*parts_of(graph, order)]:
+                    if part.gain > 0:
+                        _move(part, taken)
+                        change.applied += len(part.lasts) or 1
+                        progress = True
+                    elif part.nodes and (part.lasts or len(part.firsts) > 1):
+                        change.skip("no-gain")
     return change
 
 
-def _order(node: ir.Node | None) -> list[int] | None:
-    """Return the perm of a Transpose; None for any other node, or without a perm."""
-    if node is None or node.op_type != "Transpose" or node.domain:
-        return None
-    order = node.attributes.get_ints("perm", None)
-    return None if order is None else list(order)
+def _move(part: Part, taken: set[str]) -> None:
+    """Let a part compute on the tensors in front of its first Transposes."""
+    for node in part.nodes:
+        if part.loose[node.outputs[0]]:
+            _transpose_for(part.loose[node.outputs[0]], node, part.order, taken)
+    for first in part.firsts:
+        stay = part.loose[first.outputs[0]]
+        for reader, index in [(use.node, use.idx) for use in first.outputs[0].uses()]:
+            if reader not in stay:
+                reader.replace_input_with(index, first.inputs[0])
+    for node in (*part.nodes, *part.reductions):
+        _reorder(node, part.order, taken)
+    for node in part.nodes:
+        _reshape(node.outputs[0], part.order)
+    for last in part.lasts:
+        _remove_last(last, taken)
+    for first in part.firsts:
+        remove_if_unread(first)
 
 
-def _cancel(last: ir.Node, taken: set[str], change: Change) -> bool:
-    """Remove a Transpose and, if nothing else reads it, the earlier one that it undoes; return whether it worked."""
-    path = _path(last)
-    if not path:
-        return False
-    first = path.pop()
-    order, back = _order(first), _order(last)
-    if order is None or back is None or len(order) != len(back) or [order[axis] for axis in back] != sorted(order):
-        return False
-    if any(sole_reader(node.outputs[0]) is None for node in path):
-        change.skip("read-between")
-        return False
-    source, result = first.inputs[0], last.outputs[0]
-    end = path[0].outputs[0] if path else source
-    if source is None or end is None or not can_replace(result, end):
-        return False
-    if not all(_fits(node, len(order)) for node in path):
-        change.skip("stretched")
-        return False
-    for node in path:
-        _reorder(node, order, taken)
-        node.outputs[0].shape = None  # the order of its axes changed
-    if path:
-        (index,) = (i for i, value in enumerate(path[-1].inputs) if value is first.outputs[0])
-        path[-1].replace_input_with(index, source)
-        end.type, end.shape = result.type or end.type, result.shape
-    replace(result, end)
+def _transpose_for(readers: Sequence[ir.Node], node: ir.Node, order: Sequence[int], taken: set[str]) -> None:
+    """Let some readers of a node read its transposed result."""
+    value, name = node.outputs[0], unused_name(taken, f"{node_name(node)}/transposed")
+    moved = ir.node("Transpose", [value], {"perm": list(order)}, name=name)
+    moved.outputs[0].name, moved.outputs[0].type, moved.outputs[0].shape = name, value.type, value.shape
+    graph_of(node).insert_after(node, [moved])
+    for reader, index in [(use.node, use.idx) for use in value.uses()]:
+        if reader in readers:
+            reader.replace_input_with(index, moved.outputs[0])
+
+
+def _remove_last(last: ir.Node, taken: set[str]) -> None:
+    """Remove a Transpose whose input has the order of its result already."""
+    value, result = last.inputs[0], last.outputs[0]
+    assert value is not None
+    if not can_replace(result, value):
+        value = insert_before(last, taken, "Identity", [value], stem=f"{node_name(last)}/copy")
+    replace(result, value)
     remove(last)
-    remove_if_unread(first)
-    change.applied += 1
-    return True
 
 
-def _path(last: ir.Node) -> list[ir.Node]:
-    """Return the element-wise nodes before a Transpose, nearest first, and then the node before them."""
-    path: list[ir.Node] = []
-    node = last
-    while not path or _is_elementwise(node):
-        inputs = [value for value in node.inputs if value is not None and constant(value) is None]
-        above = inputs[0].producer() if len(inputs) == 1 else None
-        if above is None or above.graph is not last.graph:
-            return []
-        path.append(above)
-        node = above
-    return path
-
-
-def _is_elementwise(node: ir.Node) -> bool:
-    return node.op_type in UNARY | BINARY and not node.domain and len(node.outputs) == 1
-
-
-def _fits(node: ir.Node, rank: int) -> bool:
-    """Whether no constant of a node has more axes than the tensor."""
-    shapes = [tensor.shape for value in node.inputs if (tensor := constant(value)) is not None]
-    return all(len(shape) <= rank for shape in shapes)
-
-
-def _reorder(node: ir.Node, order: list[int], taken: set[str]) -> None:
-    """Transpose the constants of a node into the axis order that its tensor has without the Transpose."""
+def _reorder(node: ir.Node, order: Sequence[int], taken: set[str]) -> None:
+    """Give a node the constants and attributes for the axis order that its tensors have without the Transposes."""
+    rank = len(order)
+    if node.op_type == "Concat":
+        node.attributes["axis"] = ir.AttrInt64("axis", order[node.attributes["axis"].as_int() % rank])
+    if node.op_type in REDUCTIONS:
+        _reduce(node, [order[axis % rank] for axis in reduced_axes(node) or ()], taken)
+        return
     for index, value in enumerate(node.inputs):
         tensor = constant(value)
         if value is None or tensor is None or tensor.size == 1:
             continue
         array = tensor.numpy()
-        wide = array.reshape((1,) * (len(order) - array.ndim) + array.shape)
+        wide = array.reshape((1,) * (rank - array.ndim) + array.shape)
         name = unused_name(taken, f"{value.name}_reordered")
         ordered = np.transpose(wide, np.argsort(order))
         node.replace_input_with(index, add_initializer(graph_of(node), name, ordered))
         discard(value)
+
+
+def _reduce(node: ir.Node, axes: list[int], taken: set[str]) -> None:
+    """Give a reduction other axes."""
+    if "axes" in node.attributes:
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+    elif axes:
+        value = node.inputs[1]
+        name = unused_name(taken, f"{node_name(node)}/axes")
+        node.replace_input_with(1, add_initializer(graph_of(node), name, np.array(axes, np.int64)))
+        discard(value)
+
+
+def _reshape(value: ir.Value, order: Sequence[int]) -> None:
+    """Give a tensor the shape that it has without the Transposes."""
+    shape = value.shape
+    if shape is not None:
+        value.shape = ir.Shape([shape[axis] for axis in np.argsort(order)]) if len(shape) == len(order) else None
