@@ -153,15 +153,16 @@ def _is_only_native(unit: Unit) -> bool:
     return unit.op in WHOLE or bool(OPS[unit.op].native_u8)
 
 
-def native_products_plan(forms: Mapping[str, Sequence[Impl]], plan: Plan) -> Plan:
+def native_products_plan(forms: Mapping[str, Sequence[Impl]], plan: Plan, *, every: bool = False) -> Plan:
     """Return a plan with a native form from float to float wherever a unit that writes float has one.
 
     Args:
         forms: The possible implementations by unit.
         plan: The plan.
+        every: Whether units that write uint8 get such a form too.
     """
     natives = NATIVE_PRODUCTS.values()
-    units = (unit.name for unit in plan.units if not plan.impl(unit).writes_u8)
+    units = (unit.name for unit in plan.units if every or not plan.impl(unit).writes_u8)
     found = {name: next((form for form in natives if form in forms[name]), None) for name in units}
     return plan.with_choices({name: Choice(form) for name, form in found.items() if form is not None})
 

@@ -22,7 +22,7 @@ from .batches import CLEAR, fairest, finalists, least_noisy, passed, served
 from .costs import Costs
 from .facts import Facts
 from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float
-from .plans_by_cost import cheapest_plan, common_plan, tuned_plan
+from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_idle
 from .pricing import (
     OTHER_FORMS,
     Prices,
@@ -270,6 +270,7 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
     joined = {  # joined operators take less than the sum of their costs
         "all, native": native_plan(space.facts, candidates["all"].plan),
         f"{last}, products": native_products_plan(space.forms, candidates[last].plan),
+        f"{last}, dynamic": without_idle(native_products_plan(space.forms, candidates[last].plan, every=True)),
     }
     for name, plan in joined.items():
         if not _is_tried(plan, candidates):

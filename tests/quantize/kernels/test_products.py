@@ -219,6 +219,8 @@ def test_every_unit_that_writes_float_has_its_native_form_in_a_plan_of_native_pr
     }
     made = native_products_plan(forms, plan)
     assert [made.impl(unit) for unit in units] == [*[Impl.DYNAMIC_NATIVE] * 3, Impl.U8, Impl.FLOAT]
+    every = native_products_plan(forms, plan, every=True)
+    assert [every.impl(unit) for unit in units] == [*[Impl.DYNAMIC_NATIVE] * 4, Impl.FLOAT]
 
 
 def _with_form(plan: str, form: Impl) -> str:
