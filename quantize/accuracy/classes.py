@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import NormalDist
@@ -40,6 +40,8 @@ ROWS = 2
 ONE_CLASS = 0.98
 """Rows are no scores per class if more than this share of them has the same greatest value, unless they are
 probabilities or have labels: a regression of several quantities has one that is always the greatest."""
+ALIKE = 2
+"""Heads of logits have at most this many times as many classes as the others."""
 Z = NormalDist().inv_cdf(0.975)  # 95 %, two-sided
 
 
@@ -122,21 +124,36 @@ def open_rows(outputs: Iterable[ir.Value]) -> frozenset[str]:
 def heads_of(outputs: Outputs, name: str, sample: Sample) -> list[str]:
     """Return the outputs that classify side by side, as one output for each character of a short text does.
 
-    They have the shape (N, C) of one of them. An item is right if all of them are. With labels they are heads only if
-    there is a label for each.
+    Each has a row of scores for each item. With labels they are heads only if there is a label for each. Without labels
+    they have the shape (N, C) of one of them; heads with another number of classes have probabilities as this one, or
+    stand beside several of its shape and have at most `ALIKE` times as many classes as they, or as few. An embedding
+    or boxes beside a single output of logits are not judged as classes.
 
     Args:
         outputs: The outputs of the float model.
         name: The output with scores per class, see `evident_scores`.
         sample: The inputs and the label.
     """
-    found = _candidates(outputs)
-    first = found[name]
-    if first.ndim != 2:
+    rows = _beside(outputs, name, sample)
+    if name not in rows:
         return [name]
-    heads = [each for each, scores in found.items() if scores.shape == first.shape and _are_evident(scores, sample)]
-    labelled = sample.label is None or np.asarray(sample.label).size == len(first) * len(heads)
-    return heads if labelled and name in heads else [name]
+    first = rows[name]
+    equal = [each for each, scores in rows.items() if scores.shape == first.shape]
+    if sample.label is not None:
+        count = np.asarray(sample.label).size
+        return next((each for each in ([*rows], equal) if len(first) * len(each) == count), [name])
+    if are_probabilities(first):
+        return [each for each, scores in rows.items() if each in equal or are_probabilities(scores)]
+    least, most = first.shape[1] / ALIKE, first.shape[1] * ALIKE
+    return [each for each, scores in rows.items() if least <= scores.shape[1] <= most] if len(equal) > 1 else equal
+
+
+def _beside(outputs: Outputs, name: str, sample: Sample) -> dict[str, Array]:
+    """Return the outputs that may classify beside one with scores (N, C): those with such rows, by name."""
+    found = _candidates(outputs)
+    count, rank = len(found[name]), found[name].ndim
+    rows = {each: scores for each, scores in found.items() if scores.ndim == rank == ROWS and len(scores) == count}
+    return {each: scores for each, scores in rows.items() if _are_evident(scores, sample)}
 
 
 def _items(sample: Sample) -> int:
@@ -193,13 +210,14 @@ class Tally:
     Attributes:
         output: The output that holds scores per class; empty before the first sample.
         heads: This output and those that classify beside it, see `heads_of`.
+        left_out: The outputs that may hold scores per class too, and are not judged as such.
         evident: Whether all samples so far have evidence for this.
         predictions: The number of predictions.
         equal: The number of equal predictions.
         lost: The sum of the losses: p(class of the float model) - p(class of the INT8 model).
         whole: The losses of whole items: of texts (`text_losses`), else of all predictions (`_whole_losses`).
         sure: The sum of p(class of the float model).
-        classes: The number of classes.
+        widths: The number of classes of each head.
         maps: Whether an item has a map of predictions, as in segmentation.
         sound: Whether all samples have labels or rows of probabilities.
         seen: The number of predictions of each class by the float model.
@@ -208,13 +226,14 @@ class Tally:
 
     output: str = ""
     heads: set[str] = field(default_factory=set)
+    left_out: set[str] = field(default_factory=set)
     evident: bool = True
     predictions: int = 0
     equal: int = 0
     lost: float = 0.0
     whole: list[float] = field(default_factory=list)
     sure: float = 0.0
-    classes: int = 0
+    widths: tuple[int, ...] = ()
     maps: bool = False
     sound: bool = True
     seen: Counter[int] = field(default_factory=Counter)
@@ -229,27 +248,47 @@ class Tally:
         self.output, scores = found
         heads = heads_of(reference, self.output, sample)
         self.heads.update(heads)
-        if len(heads) > 1:
-            scores = np.stack([reference[head] for head in heads], axis=1)
-        expected = classes_of(scores)
-        actual = _in_heads(expected, candidate, heads)
-        top, losses = _losses(scores, expected, actual)
+        self.left_out.update(_beside(reference, self.output, sample))
+        each = {self.output: scores} if len(heads) == 1 else {head: reference[head] for head in heads}
+        self.widths = tuple(head.shape[-1] for head in each.values())
+        judged = [self._judge(head, name, candidate, labelled=sample.label is not None) for name, head in each.items()]
+        expected, actual, losses = (
+            found[0] if len(heads) == 1 else np.stack(found, axis=1) for found in zip(*judged, strict=True)
+        )
         self.predictions += expected.size
         self.equal += int((expected == actual).sum())
         self.lost += float(losses.sum())
         texts = None
         if len(heads) == 1:
-            texts = text_losses(losses.reshape(expected.shape), expected, actual, scores.shape[-1], sample)
+            texts = text_losses(losses, expected, actual, scores.shape[-1], sample)
         self.whole += _whole_losses(losses, _items(sample)) if texts is None else texts
-        self.sure += top
-        low, high = self.span
-        self.span = float(scores.min(initial=low)), float(scores.max(initial=high))
-        self.classes = scores.shape[-1]
-        self.sound = self.sound and (sample.label is not None or are_probabilities(scores.reshape(-1, self.classes)))
         classes, counts = np.unique(expected, return_counts=True)  # of a map with a million pixels
         self.seen.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
         self.maps = self.maps or (scores.ndim > SEQUENCE and expected.size != _items(sample))
         return expected, actual
+
+    def _judge(self, scores: Array, name: str, candidate: Outputs, *, labelled: bool) -> tuple[Array, Array, Array]:
+        """Add the scores of one head; return the predictions of both models, and the losses.
+
+        Args:
+            scores: The scores of the float model, with the class axis last.
+            name: The output that holds them.
+            candidate: The outputs of the INT8 model.
+            labelled: Whether the sample has labels.
+        """
+        expected = classes_of(scores)
+        actual = predictions_like(expected, candidate, name)
+        top, losses = _losses(scores, expected, actual)
+        self.sure += top
+        low, high = self.span
+        self.span = float(scores.min(initial=low)), float(scores.max(initial=high))
+        self.sound = self.sound and (labelled or are_probabilities(_rows(scores)))
+        return expected, actual, losses.reshape(expected.shape)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, 0 without any; of several heads the harmonic mean, as a guess would have it."""
+        return round(statistics.harmonic_mean(self.widths)) if self.widths else 0
 
     @property
     def known(self) -> bool:
@@ -269,14 +308,6 @@ class Tally:
         mean, count = statistics.fmean(self.whole), len(self.whole)
         reach = Z * statistics.pstdev(self.whole, mean) / math.sqrt(max(count - 1, 1))
         return max(mean - reach, -1.0), min(mean + reach, 1.0)
-
-
-def _in_heads(expected: Array, outputs: Outputs, heads: Sequence[str]) -> Array:
-    """Return what `predictions_like` does; the predictions of several heads side by side, (N, heads)."""
-    if len(heads) == 1:
-        return predictions_like(expected, outputs, heads[0])
-    found = (predictions_like(column, outputs, head) for column, head in zip(expected.T, heads, strict=True))
-    return np.stack(list(found), axis=1)
 
 
 def _whole_losses(losses: Array, items: int) -> list[float]:

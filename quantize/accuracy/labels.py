@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from ...calibration.samples import DataError, Sample
-from .classes import Array, Outputs, evident_scores
+from .classes import Array, Outputs, evident_scores, heads_of
 
 
 def whole(sample: Sample) -> Array:
@@ -20,10 +21,18 @@ def whole(sample: Sample) -> Array:
     return labels.astype(np.int64)
 
 
-def check_classes(labels: Array, count: int, where: str) -> None:
-    """Raise DataError if a label is not below the number of classes."""
-    if labels.size and labels.max() >= count:
-        raise DataError(f"{where}: label {int(labels.max())}, but the output has {count} classes, counted from 0")
+def check_classes(labels: Array, counts: int | Sequence[int], where: str) -> None:
+    """Raise DataError if a label is not below the number of classes.
+
+    Args:
+        labels: The labels, integers of any shape.
+        counts: The number of classes; of several heads that of each, where the labels of an item are side by side.
+        where: The place of the labels.
+    """
+    flat, most = labels.reshape(-1), np.resize(counts, labels.size)
+    if (flat >= most).any():
+        at = int((flat - most).argmax())
+        raise DataError(f"{where}: label {int(flat[at])}, but the output has {most[at]} classes, counted from 0")
 
 
 def check_label(outputs: Outputs, sample: Sample) -> str:
@@ -39,7 +48,11 @@ def check_label(outputs: Outputs, sample: Sample) -> str:
     if sample.label is None:
         return ""
     labels, found = np.asarray(sample.label), evident_scores(outputs, sample)
-    if found is not None and labels.dtype.kind in "iub" and labels.size == math.prod(found[1].shape[:-1]):
-        check_classes(labels, found[1].shape[-1], sample.where)
-        return ""
+    if found is not None and labels.dtype.kind in "iub":
+        name, scores = found
+        heads = heads_of(outputs, name, sample)
+        if labels.size == math.prod(scores.shape[:-1]) * len(heads):
+            widths = [outputs[head].shape[-1] for head in heads] if len(heads) > 1 else scores.shape[-1]
+            check_classes(labels, widths, sample.where)
+            return ""
     return f"labels of {labels.dtype} {list(labels.shape)} are no classes of the predictions: they judge nothing here"

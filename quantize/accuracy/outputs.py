@@ -98,7 +98,8 @@ class Accuracy:
         whole_interval: The 95 % confidence interval of `whole_drop`, for other data of the same kind.
         items: The number of items.
         confidence: The mean of p(class of the float model), 0..1; None if no output holds scores per class.
-        classes: The number of classes; 0 if no output holds scores per class.
+        classes: The number of classes, of outputs with different numbers their harmonic mean; 0 if no output holds
+            scores per class.
         maps: Whether an item has a map of predictions, as in segmentation.
         class_output: The name of the output that holds scores per class; empty without one.
         sound: Whether labels say so, or its rows are probabilities; if not, it may be an embedding.
@@ -109,6 +110,7 @@ class Accuracy:
             samples, since each model carries its own state.
         worst_sample: The sample whose result has the lowest SQNR; None if no sample stands out.
         low_db: The lower end of the 95 % confidence interval of each SQNR, for other data of the same kind.
+        left_out: The outputs that may hold scores per class too, but whose classes are not counted.
         whole_labelled: Counts of whole items, which are right if each of their predictions with a label is; None
             without labels, where an item has one prediction, and for maps.
     """
@@ -133,6 +135,7 @@ class Accuracy:
     worst_sample: WorstSample | None = None
     low_db: Mapping[str, float] = field(default_factory=dict)
     whole_labelled: Labelled | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def changed(self) -> int:
@@ -227,7 +230,7 @@ class _Sums:
                 "(of one-hot rows the argmax), or no labels"
             )
         labels = whole(sample).reshape(-1)
-        check_classes(labels, self.classes.classes, sample.where)
+        check_classes(labels, self.classes.widths, sample.where)
         counts = labels >= 0
         before, after = ((each.reshape(-1) == labels) for each in (expected, actual))
         self.correct += _counted(before[counts], after[counts])
@@ -265,6 +268,7 @@ class _Sums:
             class_output=found.output,
             sound=found.sound,
             whole_labelled=None if found.maps else _labelled(self.whole),
+            left_out=tuple(sorted(found.left_out - found.heads - self.states)),
         )
 
 

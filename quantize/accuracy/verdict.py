@@ -197,7 +197,8 @@ def _class_rows(accuracy: Accuracy, where: str, shown: str) -> Iterator[Row]:
     """Yield the rows about classes that need no labels."""
     agreed = accuracy.agreement_interval
     if accuracy.agreement is not None and agreed is not None and shown != "agreement":
-        yield "top-1 agreement", f"{accuracy.agreement:.2%} ({where}), 95 % interval from {agreed[0]:.2%}"
+        others = f"; classes of {', '.join(accuracy.left_out)} are not counted" if accuracy.left_out else ""
+        yield "top-1 agreement", f"{accuracy.agreement:.2%} ({where}), 95 % interval from {agreed[0]:.2%}{others}"
     if accuracy.predicted_drop and shown != "class scores":
         yield "predicted drop", f"{points(accuracy.predicted_drop)} points, without labels ({where}){_whole(accuracy)}"
 
