@@ -192,7 +192,7 @@ OPS: dict[str, Op] = {
     f"{MS}.BiasGelu": _float(reasons.GELU),
     f"{MS}.FastGelu": _float(reasons.GELU),
     f"{MS}.QuickGelu": _float(reasons.GELU),
-    "BatchNormalization": _float(reasons.NORMALIZATION, native_u8=TABLE, absorbs=RELUS),
+    "BatchNormalization": _float(reasons.CHANNEL_SCALE, native_u8=TABLE, absorbs=RELUS),
     **dict.fromkeys(
         (
             "GroupNormalization",

@@ -41,6 +41,11 @@ def other(reason: Reason | str) -> Reason:
     return Reason("other", reason) if reason else NONE
 
 
+CHANNEL_SCALE = Reason(
+    "no-kernel",
+    "the runtime has no integer kernel for BatchNormalization; a native operator computes it in integers on tensors of "
+    "two axes, and on images (four axes) beside convolutions",
+)
 CONTROL_FLOW = Reason("control-flow", "control flow runs in float; the operators in its {} are quantized")
 FUSED_GROUP = Reason("fused-group", "the runtime fuses the group into one float kernel")
 GATE_RANGE = Reason("gate-range", "its alpha or beta is outside the range of the integer form")

@@ -772,3 +772,22 @@ def test_what_any_placement_may_quantize_is_calibrated(portable: bool) -> None:
     written = {t for unit in plan.units for form in options[unit.name] if form.writes_u8 for t in unit.outputs}
     assert {"a", "c"} <= written
     assert read | written <= set(widest_plan(facts, plan).quantized)
+
+
+@pytest.mark.parametrize(("axes", "native"), [("8,8", True), ("1,8,8", False), ("8,8,8", False)])
+def test_a_batch_normalization_is_a_scale_and_a_shift_that_native_operators_compute(axes: str, native: bool) -> None:
+    model = build(
+        f"""net (float[1,4,{axes}] x) => (float[1,4,{axes}] y) {{
+          [conv] a = Conv(x, w)
+          [tanh] t = Tanh(a)
+          [norm] y = BatchNormalization(t, g, g, g, v)
+        }}""",
+        w=(4, 4, *[1] * (axes.count(",") + 1)),
+        g=(4,),
+        v=np.ones(4, np.float32),
+    )
+    facts = dataclasses.replace(facts_of(model), static=True, native=True)
+    plan = choose_by(facts, model)
+    assert "no integer kernel for BatchNormalization; a native operator computes it" in reason(plan, "norm")
+    (unit,) = [unit for unit in plan.units if "norm" in unit.nodes]
+    assert (Impl.U8_NATIVE in able(facts, plan)[unit.name]) is native
