@@ -72,6 +72,7 @@ class Job:
         source: Data that give ranges and corrections; None without data.
         held: Data that give nothing, so that the model can be judged on them; None if all data are in `source`.
         runtime: What runs the INT8 model, and both models where they are timed.
+        equalized: Whether channels of `simple` are scaled between layers.
         judged: Whether the data are the user's: random inputs are no evidence for or against a model.
         loads: The runs for timing and profiles, at each of `options.batches`; see `loads_of`. Empty without data.
         options: The user's options.
@@ -104,6 +105,7 @@ class Job:
     progress: Progress
     held: Source | None = None
     runtime: Runtime = STOCK
+    equalized: bool = False
 
     @property
     def judging(self) -> Source | None:
@@ -326,6 +328,7 @@ class Candidate:
         placement: How the plan was chosen.
         evidence: The measured noise of tensors that the plan takes into account.
         runtime: What runs it.
+        corrected: The corrections that changed it, by name.
     """
 
     model: ir.Model
@@ -336,6 +339,7 @@ class Candidate:
     placement: Placement = field(default_factory=Placement)
     evidence: Evidence = field(default_factory=Evidence)
     runtime: Runtime = STOCK
+    corrected: frozenset[str] = frozenset()
 
     @property
     def native(self) -> bool:

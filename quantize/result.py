@@ -90,7 +90,7 @@ class Result:
         placement: How the plan was chosen.
         search: The models that a search has tried; None without a search.
         effort: The effort for accuracy.
-        corrections: The names of the corrections.
+        corrections: The names of the corrections that changed the written model.
         seconds: The duration of each step.
         native: The native operators of the output; None without any.
         promise: Whether the output keeps the promise of accuracy; None if it was not judged.

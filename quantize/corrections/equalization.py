@@ -53,7 +53,8 @@ def equalized(job: Job, *, samples: int = SAMPLES) -> Job:
     equalize(model, scales)
     count = f"{len(scales)} group{'s' if len(scales) > 1 else ''} of tensors"
     note = f"channels of {count} scaled for integers"
-    return replace(job, simple=model, float_source=serialize(model, job.folder), notes=(*job.notes, note))
+    source = serialize(model, job.folder)
+    return replace(job, simple=model, float_source=source, notes=(*job.notes, note), equalized=True)
 
 
 def observed(model: ir.Model, groups: Iterable[Group], samples: Iterable[Sample]) -> dict[str, Channels]:

@@ -13,7 +13,7 @@ from ...transforms.fuse_silu import fuse_silus
 from ...transforms.insert_qdq import insert_qdq
 from ...transforms.int8.existing import drop_round_trips
 from ...transforms.int8.joined_convs import Joined, join_convs, with_joined
-from ...transforms.int8.ops import GATE
+from ...transforms.int8.ops import GATE, OPS
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Impl, Plan
 from ...transforms.int8.qparams import DTYPES, QParams
 from ...transforms.int8.weights import Adjustment
@@ -167,7 +167,24 @@ def apply_plan(
     describe_origin(model, steps, qparams, job.asked())
     verify(model, like=signature(job.simple))
     source = serialize(model, job.folder)
-    return Candidate(model, plan, qparams, source, written.relieved, runtime=job.runtime)
+    done = _corrections(job, ranges, plan, adjusted)
+    return Candidate(model, plan, qparams, source, written.relieved, runtime=job.runtime, corrected=done)
+
+
+def _corrections(job: Job, ranges: TensorRanges, plan: Plan, adjusted: Mapping[str, Adjustment]) -> frozenset[str]:
+    """Return the corrections that change the model of a plan; the arguments are those of `apply_plan`."""
+    shifted = {name for name, each in adjusted.items() if each.shift is not None}
+    biased = {u.name for u in plan.units if plan.impl(u).reads_u8 and u.op in OPS and OPS[u.op].bias is not None}
+    with_means = {u.name for u in plan.units if u.name in biased and u.inputs[0] in ranges.means}
+    rounded = any(each.stored is not None or each.blocked is not None for each in adjusted.values())
+    found = {
+        "results": not ranges.by_results.isdisjoint(plan.observed),
+        "equalize": job.equalized and bool(plan.observed),
+        "means": bool(with_means - shifted),
+        "bias": bool(shifted),
+        "rounding": rounded,
+    }
+    return frozenset(name for name, did in found.items() if did and name in job.corrections)
 
 
 def _call_native(job: Job, model: ir.Model, plan: Plan, joined: Sequence[Joined], purpose: Purpose) -> None:

@@ -42,6 +42,7 @@ class TensorRanges:
         overridden: Tensors with a range that the user sets.
         findings: Warnings and notes about the observed data.
         seen: The observed statistics, or the statistics of the range file.
+        by_results: Tensors with a range that the results of the function that reads them have changed.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class TensorRanges:
     overridden: frozenset[str] = frozenset()
     findings: tuple[Finding, ...] = ()
     seen: Observations = field(default_factory=Observations)
+    by_results: frozenset[str] = frozenset()
 
 
 def observe_plan(job: Job, *, for_file: bool = False) -> RangeFile:
@@ -176,9 +178,12 @@ def find_ranges(job: Job) -> TensorRanges:
     without |= dict.fromkeys(own.floats, f"kept float by {own.source}")
     ranges = {name: span for name, span in ranges.items() if name not in own.floats}
     channels = {**_channels(job, ranges.keys() - seen.channels.keys()), **seen.channels}
+    better: Mapping[str, Range] = {}
     if "results" in job.corrections and not isinstance(given, Log) and file.rule.name == "auto":
         chosen = {name: span for name, span in ranges.items() if name not in own.ranges}
-        ranges |= ranges_by_results(job, seen.ranges, chosen)
+        better = ranges_by_results(job, seen.ranges, chosen)
+    changed = frozenset(name for name, span in better.items() if span != ranges[name])
+    ranges |= better
     return TensorRanges(
         ranges,
         {name: without[name] for name in planned if name not in ranges},
@@ -186,6 +191,7 @@ def find_ranges(job: Job) -> TensorRanges:
         frozenset(own.ranges),
         told,
         seen,
+        changed,
     )
 
 

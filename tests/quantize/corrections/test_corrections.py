@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from requant import RequantError, UnknownNameError
 from requant.calibration.session import open_session
 from requant.cli import main
-from requant.quantize import Options, compare_models, quantize_model
+from requant.quantize import Options, Selection, Strategy, compare_models, quantize_model
 from requant.quantize.corrections.adjust import find_adjustments
 from requant.quantize.corrections.bias import correct_bias, mean_error
 from requant.quantize.corrections.layer_by_layer import Layer, channel_means, walk_layers
@@ -252,6 +252,23 @@ def test_a_correction_works_alone(model: Path) -> None:
         made = integers(quantized(model, name, effort="low", corrections=(name,)))
         assert made.keys() == plain.keys()
         assert {key.rpartition("/")[2] for key in made if made[key] != plain[key]} == {kind}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"effort": "medium"}, "medium: bias, rounding;"),  # no function reads a range; the biases are those of `bias`
+        ({"effort": "low"}, "low: means;"),
+        ({"selection": Selection(strategy=Strategy.WEIGHT)}, "medium;"),
+    ],
+    ids=["layer by layer", "means", "nothing in integers"],
+)
+def test_the_table_names_the_corrections_that_changed_the_model(
+    model: Path, options: dict[str, Any], told: str
+) -> None:
+    quick = Options(place="rules", seconds=0.01, force_int8=True, isa="vnni", **options)
+    result = quantize_model(model, feeds(), model.parent / "q.onnx", quick)
+    assert dict(result.rows())["effort"].startswith(told)
 
 
 @pytest.mark.parametrize(
