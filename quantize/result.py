@@ -262,6 +262,7 @@ HELD = frozenset(reason.text for reason in (ALREADY, IN_BLOCKS, INTEGER))
 SLOWEST = 3  # stages whose time is shown
 REASONS = 12  # rows about float nodes; the other nodes are counted
 EXACT = "; with --kernels exact a model computes the same with and without it"
+FASTER = 1.1  # a plan with stock kernels that gains less over the bodies of native operators is not named
 SLOWER = 1.05  # a smaller ratio of times is told in words
 NAME = 80  # the most characters of the name of a node in a row
 
@@ -346,9 +347,20 @@ def _native(result: Result) -> Iterator[Row]:
     yield "native", f"{native.units} units{joined}; {library}, see 'requant kernels'"
     if native.stock_ms is not None and result.latency is not None:
         ratio = result.latency.float_ms / native.stock_ms
-        yield "", f"without this library {native.stock_ms:.3f} ms: {ratio:.2f}x"
+        yield "", f"without this library {native.stock_ms:.3f} ms: {ratio:.2f}x{_stock_plan(result)}"
     if native.stock_promise is not None:
         yield "", f"without this library {native.stock_promise}{EXACT if native.misses else ''}"
+
+
+def _stock_plan(result: Result) -> str:
+    """Return how to get a timed plan without native operators that is faster than the model without its library."""
+    placement, native, latency = result.placement, result.native, result.latency
+    times = [ms for name, ms in placement.tried.items() if name.endswith(", stock")]
+    if native is None or native.stock_ms is None or latency is None or not times or placement.relieved:
+        return ""
+    # both times are relative to those of the model: the clock rate may have changed between the two measurements
+    took = latency.int8_ms * min(times) / placement.tried[placement.chosen]
+    return f"; --kernels stock gives a model of {took:.3f} ms" if FASTER * took < native.stock_ms else ""
 
 
 def _effort(result: Result) -> Iterator[Row]:

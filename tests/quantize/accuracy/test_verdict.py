@@ -264,3 +264,24 @@ def test_long_names_lose_their_middle_in_a_row() -> None:
     rows = dict(replace(RESULT, float_nodes=(FloatNode("net/" + 200 * "x" + "/add", "Add", "its reason"),)).rows())
     assert re.fullmatch(r"1 Add \(net/x+\.\.\.x+/add\): its reason", rows["float nodes"])
     assert len(rows["float nodes"]) < 120
+
+
+@pytest.mark.parametrize(
+    ("tried", "relieved", "told"),
+    [
+        ({"cut 1": 2.0, "cut 1, stock": 4.0}, False, "; --kernels stock gives a model of 2.000 ms"),
+        ({"cut 1": 2.0, "cut 1, stock": 4.6}, False, ""),
+        ({"cut 1": 2.0, "cut 1, stock": 4.0}, True, ""),
+        ({"cut 1": 2.0, "rules": 2.0}, False, ""),
+    ],
+    ids=["faster", "hardly faster", "changed since then", "not timed"],
+)
+def test_a_plan_of_stock_kernels_that_is_faster_than_the_bodies_is_named(
+    tried: dict[str, float], relieved: bool, told: str
+) -> None:
+    """The INT8 model takes 1 ms now and took 2 ms when the plans were timed."""
+    latency = replace(FAST, int8_ms=1.0)
+    placement = Placement("measured", tried=tried, chosen="cut 1", relieved=relieved)
+    found = replace(RESULT, latencies=(latency,), native=NativeUse(4, 0, "lib.so", 2.5), placement=placement)
+    (row,) = [value for _, value in found.rows() if value.startswith("without this library")]
+    assert row == f"without this library 2.500 ms: {latency.float_ms / 2.5:.2f}x{told}"
