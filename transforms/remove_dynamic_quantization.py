@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -31,9 +32,17 @@ from .int8.qparams import Array, QParams, dequantize
 from .registry import Change, LeftAlone, transform
 
 RANGES = "DynamicQuantizeLinear"
+AT_RUN_TIME = frozenset({("", RANGES), (MS, "DynamicQuantizeMatMul"), (MS, "DynamicQuantizeLSTM")})
+"""Domain and name of the operators that compute ranges at run time."""
 LSTM = (*LSTM_ATTRIBUTES, "input_forget")
 BIAS_STEPS = (("Reshape",), ("Cast",), ("Floor", "Round"), ("Div",))  # from the sum back to the float bias
 ATTENTION = ("num_heads", "unidirectional", "scale", "mask_filter_value", "past_present_share_buffer", "do_rotary")
+
+
+def count_at_run_time(model: ir.Model) -> int:
+    """Return how many operators compute ranges at run time, in graphs, bodies and functions."""
+    nodes = chain(model.graph.all_nodes(), *(function.all_nodes() for function in model.functions.values()))
+    return sum((node.domain, node.op_type) in AT_RUN_TIME for node in nodes)
 
 
 @dataclass(frozen=True)

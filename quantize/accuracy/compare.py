@@ -14,6 +14,7 @@ from ...calibration.sources import DataSource, Source, open_source
 from ...calibration.state import Link, summary
 from ...system.given import MOST_ITEMS, check_function, check_kind, check_path, whole
 from ...transforms.inference import outputs_of
+from ...transforms.remove_dynamic_quantization import count_at_run_time
 from ..model.files import Weights, load_model, size_on_disk
 from ..runtime.loads import loads_of
 from ..runtime.progress import Progress, silent
@@ -42,6 +43,10 @@ from .verdict import (
 )
 
 Model = str | os.PathLike[str]
+OWN_ERROR = (
+    "the first model computes ranges at run time in {} of its operators and rounds its own activations: its error is "
+    "part of the difference; requant quantize compares with its float weights instead"
+)
 ORDER = (
     "the model chooses {!r} by its own scores, and the last bit of a score changes the order: its SQNR says little; "
     "give a metric, such as map"
@@ -188,7 +193,9 @@ def compare_models(
         latencies.append(replace(found, regime=load.regime, shapes=load.shapes))
     sizes = {"float_bytes": size_on_disk(models[0]), "int8_bytes": size_on_disk(models[1])}
     by_choice = {*chosen_outputs(loaded), *outputs_behind(loaded, layered_choices(loaded))}
-    notes = tuple(
+    at_run_time = count_at_run_time(loaded)
+    notes = (*([OWN_ERROR.format(at_run_time)] if at_run_time else []),)
+    notes += tuple(
         ORDER.format(name) for name, value in accuracy.sqnr_db.items() if name in by_choice and value < LEAST_DB
     )
     state, name = source.links, str(runtime.identity)

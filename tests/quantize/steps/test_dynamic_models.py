@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from onnxruntime.quantization import quantize_dynamic
 
 from requant.cli import main
-from requant.quantize import Options, Result, quantize_model
+from requant.quantize import Options, Result, compare_models, quantize_model
 from requant.quantize.options.declared import Strategy
 from requant.quantize.options.selection import Selection
 from requant.quantize.steps.calibrate import calibrate_model
@@ -146,3 +146,13 @@ def test_the_nodes_may_be_in_any_order(dynamic: Path, tmp_path: Path) -> None:
     result = quantize_model(tmp_path / "turned.onnx", None, tmp_path / "q.onnx", options)
     assert result.int8_nodes > 0
     onnx.checker.check_model(tmp_path / "q.onnx", full_check=True)
+
+
+def test_a_comparison_says_that_its_reference_is_rounded_in_every_run(dynamic: Path) -> None:
+    """Its own error counts against the other model there; `quantize_model` compares with float weights."""
+    own = SAMPLES / "digits.onnx"
+    notes = compare_models(dynamic, own, DATA).notes
+    assert [note.partition(" and rounds")[0] for note in notes] == [
+        "the first model computes ranges at run time in 4 of its operators"
+    ]
+    assert not compare_models(own, dynamic, DATA).notes
