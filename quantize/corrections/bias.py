@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from ...calibration.session import Array
@@ -11,7 +13,7 @@ from .layer_by_layer import Layer, channel_means
 FEW = 2
 
 
-def mean_error(expected: list[Array], actual: list[Array], axis: int) -> Array:
+def mean_error(expected: Iterable[Array], actual: Iterable[Array], axis: int) -> Array:
     """Return the mean error of each channel, shrunk by its uncertainty.
 
     Let m be the mean error over the samples and v the variance of this mean. The result is ``m max(0, 1 - v / m**2)``
@@ -25,7 +27,7 @@ def mean_error(expected: list[Array], actual: list[Array], axis: int) -> Array:
     Returns:
         float32 (C,).
     """
-    errors = channel_means([e - a for e, a in zip(expected, actual, strict=True)], axis)
+    errors = channel_means((e - a for e, a in zip(expected, actual, strict=True)), axis)
     mean = errors.mean(axis=0)
     if len(errors) < FEW:
         return np.asarray(mean, np.float32)
@@ -51,4 +53,6 @@ def correct_bias(layer: Layer, integers: Array | None = None) -> tuple[Adjustmen
     shift = mean_error(layer.run_float(), actual, layer.channel_axis)
     shape = [1] * actual[0].ndim
     shape[layer.channel_axis] = -1
-    return Adjustment(shift, integers), [each + shift.reshape(shape) for each in actual]
+    for each in actual:
+        each += shift.reshape(shape)
+    return Adjustment(shift, integers), actual

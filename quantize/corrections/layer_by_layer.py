@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -73,10 +73,10 @@ class Layer:
     def run(self, integers: Array | None) -> list[Array]:
         """Return the results in the INT8 model with these integer weights; None for the nearest integers."""
         array = dequantize(self.nearest if integers is None else integers, self.weights.params)
-        return results_of(self.product, array, self.weights.bias, self.int8_inputs)
+        return list(results_of(self.product, array, self.weights.bias, self.int8_inputs))
 
-    def run_float(self) -> list[Array]:
-        """Return the results of the float weights on the inputs in the INT8 model."""
+    def run_float(self) -> Iterator[Array]:
+        """Yield the results of the float weights on the inputs in the INT8 model."""
         return results_of(self.product, self.weights.array, self.weights.bias, self.int8_inputs)
 
 
@@ -104,7 +104,10 @@ class BlockLayer:
 
     def run(self, blocked: Blocked) -> list[Array]:
         """Return the results in the INT8 model with these weights; the kernel's rounding of the input is left out."""
-        return results_of(self.product, turned(self.node, blocked.values()), self.bias, self.int8_inputs)
+        return list(results_of(self.product, turned(self.node, blocked.values()), self.bias, self.int8_inputs))
+
+
+L = TypeVar("L", Layer, BlockLayer)
 
 
 def _layer(
@@ -117,7 +120,7 @@ def _layer(
 ) -> Layer:
     """Return a layer that reads uint8, from its inputs in both models."""
     weights = writer.weights(visit.node, visit.unit, float(params.scale))
-    results = results_of(product, weights.array, weights.bias, float_inputs)
+    results = list(results_of(product, weights.array, weights.bias, float_inputs))
     rounded = [_rounded(x, params) for x in int8_inputs]
     return Layer(visit.unit, visit.node, weights, params, rounded, results, product)
 
@@ -131,13 +134,13 @@ def _block_layer(
     assert tensor is not None  # `_is_walked` has checked it
     array = tensor.numpy()
     row = None if bias is None else bias.numpy().reshape(-1)
-    results = results_of(product, array, row, float_inputs)
+    results = list(results_of(product, array, row, float_inputs))
     return BlockLayer(node, turned(node, array), form, int8_inputs, results, row, product)
 
 
-def results_of(product: Product, array: Array, bias: Array | None, inputs: Sequence[Array]) -> list[Array]:
-    """Return the results of some weights and a bias on some inputs."""
-    return list(spread(lambda x: product(x, array, bias), inputs))
+def results_of(product: Product, array: Array, bias: Array | None, inputs: Sequence[Array]) -> Iterator[Array]:
+    """Yield the results of some weights and a bias on some inputs."""
+    return spread(lambda x: product(x, array, bias), inputs)
 
 
 def walk_layers(
@@ -175,19 +178,33 @@ def walk_layers(
     runners: dict[Key, Runner] = {}
     for visit in visits:
         product = _product(visit.node, job.simple, runners)
-        inputs, given = floats.take(visit.float_input), integers.take(visit.int8_input)
+        # no local variable holds inputs, results or a layer longer than they are needed: of images they are 100 MB each
         if correct_blocks is not None and plan.impl(visit.unit).in_blocks:
-            block = _block_layer(visit, job.scheme.blocks, inputs, given, product)
-            results, (adjustment, int8_results) = block.float_results, correct_blocks(block)
+            form, before, after = job.scheme.blocks, floats.take(visit.float_input), integers.take(visit.int8_input)
+            adjustment, *both = _corrected(_block_layer(visit, form, before, after, product), correct_blocks)
+            del before, after
         else:
-            layer = _layer(visit, writer, candidate.qparams[plan.root(visit.unit.inputs[0])], inputs, given, product)
-            results, (adjustment, int8_results) = layer.float_results, correct(layer)
-        floats.put(visit.node.outputs[0], results)
-        integers.put(visit.int8_node.outputs[0], int8_results)
-        if floats.nbytes + integers.nbytes > MEMORY and len(results) > 1:
+            params = candidate.qparams[plan.root(visit.unit.inputs[0])]
+            layer = _layer(
+                visit, writer, params, floats.take(visit.float_input), integers.take(visit.int8_input), product
+            )
+            adjustment, *both = _corrected(layer, correct)
+            del layer
+        count = len(both[0])
+        integers.put(visit.int8_node.outputs[0], both.pop())
+        floats.put(visit.node.outputs[0], both.pop())
+        if floats.nbytes + integers.nbytes > MEMORY and count > 1:
             for stream in (floats, integers):  # corrections compare both streams sample by sample
-                stream.shorten((len(results) + 1) // 2)
+                stream.shorten((count + 1) // 2)
         yield visit.unit.name, adjustment
+
+
+def _corrected(
+    layer: L, correct: Callable[[L], tuple[Adjustment, list[Array]]]
+) -> tuple[Adjustment, list[Array], list[Array]]:
+    """Return the adjustment of a layer, its results in the float model, and those in the INT8 model."""
+    adjustment, int8_results = correct(layer)
+    return adjustment, layer.float_results, int8_results
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,7 +316,11 @@ def _single_node_model(node: ir.Node, model: ir.Model, *arrays: Array | None) ->
     return ir.Model(graph, ir_version=model.ir_version)
 
 
-def channel_means(arrays: Sequence[Array], axis: int) -> Array:
+def channel_means(arrays: Iterable[Array], axis: int) -> Array:
     """Return the mean of each channel, (samples, C) float64."""
-    others = [tuple(i for i in range(array.ndim) if i != axis % array.ndim) for array in arrays]
-    return np.stack([a.mean(axis=o, dtype=np.float64) for a, o in zip(arrays, others, strict=True)])
+    return np.stack([_means(array, axis % array.ndim) for array in arrays])
+
+
+def _means(array: Array, axis: int) -> Array:
+    """Return the mean of each channel of one array, (C,) float64."""
+    return np.asarray(array.mean(axis=tuple(i for i in range(array.ndim) if i != axis), dtype=np.float64))

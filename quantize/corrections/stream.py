@@ -119,6 +119,7 @@ class Stream:
             return run_session(session, names, feed | on, self._place)
 
         rows = list(spread(run, range(self._samples if piece.inputs else 1)))
+        del self._sessions[piece.index]  # a session with all its pieces done holds memory and weights for nothing
         if not piece.inputs:  # it computes constants
             rows *= self._samples
         return [[row[name] for row in rows] for name in names]

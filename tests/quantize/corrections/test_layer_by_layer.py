@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from requant.quantize.corrections import layer_by_layer as walking
 from requant.quantize.corrections.adjust import find_adjustments
 from requant.quantize.corrections.bias import correct_bias
 from requant.quantize.corrections.layer_by_layer import Layer, walk_layers
+from requant.quantize.corrections.stream import Stream
 from requant.quantize.job import Candidate, Job
 from requant.quantize.model.files import serialize
 from requant.quantize.runtime.progress import silent
@@ -256,6 +258,28 @@ def test_a_step_sees_what_the_int8_model_reads_once_what_was_found_is_in_it(case
     name = read_by(last, model)
     before = tapped(candidate.model, [name], feeds(case))
     assert not equal([row[name] for row in before], [row[name] for row in seen])  # it was distorted
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_only_one_step_reads_is_gone_at_the_next(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of images, the inputs and results of one layer take hundreds of megabytes."""
+    job, candidate = made(tmp_path, case)
+    before: list[weakref.ref[Any]] = []
+    take = Stream.take
+
+    def taken(stream: Stream, value: ir.Value) -> list[Array]:
+        assert not [each for each in before if each() is not None]
+        return take(stream, value)
+
+    def noted(step: Layer) -> tuple[Adjustment, list[Array]]:
+        before[:] = [weakref.ref(each) for each in (step, *step.int8_inputs)]
+        return correct_bias(step)
+
+    monkeypatch.setattr(Stream, "take", taken)
+    assert len(dict(walk_layers(job, candidate, feeds(case), noted))) == len(case.walked.split())
+    assert before
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
