@@ -242,7 +242,8 @@ class Placement:
             costs.
         tried: Milliseconds of each timed plan, by name, at the first batch size.
         served: The plan at each batch size; empty if it serves only one.
-        relieved: Whether more units became float later, to keep the promise of accuracy.
+        missed: How the model of the plan missed the promise of accuracy, where more units became float later; else
+            empty.
         uncertainty: How far the ratios of the times of the plans may be from the truth, as a share of them.
         sure: Whether the costs of units were measured without waiting for a processor.
         chosen: The name of the plan among those that were timed; empty without any.
@@ -254,7 +255,7 @@ class Placement:
     predicted_ms: float | None = None
     tried: Mapping[str, float] = field(default_factory=dict)
     served: tuple[Served, ...] = ()
-    relieved: bool = False
+    missed: str = ""
     uncertainty: float = 0.0
     sure: bool = True
     chosen: str = ""
@@ -272,9 +273,11 @@ class Placement:
         """Yield its rows in the table of a result: the method, the plans that were timed, and the predicted time."""
         if not self.served:
             predicted = "" if self.predicted_ms is None else f"; sum of costs {self.predicted_ms:.2f} ms"
-            relieved = "; then units to float for accuracy" if self.relieved else ""
+            missed = (
+                f"; its model missed the promise ({self.missed}), so that more units are float" if self.missed else ""
+            )
             why = f": {self.why}" if self.why else ""
-            yield "placement", f"{self.how}{why}{self._timed}{predicted}{relieved}"
+            yield "placement", f"{self.how}{why}{self._timed}{predicted}{missed}"
             return
         first = self.served[0]
         yield "placement", f"{self.how}: {first.chosen}, of {len(first.tried)} plans"
@@ -308,7 +311,8 @@ class Placement:
             "tried_ms": dict(self.tried),
             "chosen": self.chosen,
             "passed": dict(self.passed),
-            "relieved": self.relieved,
+            "relieved": bool(self.missed),
+            "missed": self.missed,
             "uncertainty": self.uncertainty,
             "costs_sure": self.sure,
         }

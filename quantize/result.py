@@ -356,7 +356,7 @@ def _stock_plan(result: Result) -> str:
     """Return how to get a timed plan without native operators that is faster than the model without its library."""
     placement, native, latency = result.placement, result.native, result.latency
     times = [ms for name, ms in placement.tried.items() if name.endswith(", stock")]
-    if native is None or native.stock_ms is None or latency is None or not times or placement.relieved:
+    if native is None or native.stock_ms is None or latency is None or not times or placement.missed:
         return ""
     # both times are relative to those of the model: the clock rate may have changed between the two measurements
     took = latency.int8_ms * min(times) / placement.tried[placement.chosen]

@@ -240,6 +240,7 @@ def _least_priced(
 def _made(
     job: Job, ranges: TensorRanges, write: Callable[[Plan], Candidate], trial: Trial, evidence: Evidence, plan: Plan
 ) -> Candidate:
-    """Return the model of a plan with corrections, and with the placement of the trial that it replaces."""
-    placement = replace(trial.candidate.placement, predicted_ms=None, relieved=True)
+    """Return the model of a plan with corrections; its placement is that of the trial, with what that missed."""
+    missed = str(promised(job, trial.accuracy))
+    placement = replace(trial.candidate.placement, predicted_ms=None, missed=missed)
     return replace(correct(job, ranges, write(plan)), placement=placement, evidence=evidence)

@@ -300,6 +300,7 @@ def test_one_batch_size_is_timed_once(model: Path, monkeypatch: pytest.MonkeyPat
         "chosen",
         "passed",
         "relieved",
+        "missed",
         "uncertainty",
         "costs_sure",
     }
