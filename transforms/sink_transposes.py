@@ -44,17 +44,26 @@ def sink_transposes(model: ir.Model) -> Change:
     change, taken = Change(), names(model)
     progress = True
     while progress:  # what is moved may bring other Transposes together
-        progress, change.skipped = False, Change().skipped
-        for graph in computing_graphs(model):
-            for order in dict.fromkeys(order for node in graph if (order := order_of(node)) is not None):
-                for part in [*parts_of(graph, order)]:
-                    if part.gain > 0:
-                        _move(part, taken)
-                        change.applied += len(part.lasts) or 1
-                        progress = True
-                    elif part.nodes and (part.lasts or len(part.firsts) > 1):
-                        change.skip("no-gain")
+        change.skipped.clear()
+        progress = sum(_sink(graph, taken, change) for graph in computing_graphs(model)) > 0
     return change
+
+
+def _sink(graph: ir.Graph, taken: set[str], change: Change) -> int:
+    """Move the parts of a graph that gain; return how many nodes changed.
+
+    Parts may share Transposes, so that a part next to one that was moved waits for the next time.
+    """
+    moved: set[ir.Node] = set()
+    for order in dict.fromkeys(order for node in graph if (order := order_of(node)) is not None):
+        for part in [*parts_of(graph, order)]:
+            if part.gain > 0 and moved.isdisjoint(part.around):
+                _move(part, taken)
+                moved |= part.around
+                change.applied += len(part.lasts) or 1
+            elif part.gain <= 0 and part.nodes and (part.lasts or len(part.firsts) > 1):
+                change.skip("no-gain")
+    return len(moved)
 
 
 def _move(part: Part, taken: set[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -49,6 +50,11 @@ class Part:
         free = sum(not self.loose[value] and not value.is_graph_output() for value in ends)
         new = sum(bool(self.loose[node.outputs[0]]) for node in self.nodes)
         return len(self.lasts) + free - new if self.lasts or not new else 0
+
+    @property
+    def around(self) -> set[ir.Node]:
+        """All nodes that change if the part moves: its own, the Transposes, and the readers of its tensors."""
+        return {*self.firsts, *self.nodes, *self.lasts, *self.reductions, *chain(*self.loose.values())}
 
 
 def order_of(node: ir.Node | None) -> tuple[int, ...] | None:
@@ -97,7 +103,7 @@ def _part(
         others = []
         for reader in dict.fromkeys(use.node for use in value.uses() if use.node not in inner):
             near = reader.graph is value.graph
-            if near and order_of(reader) == back:
+            if near and order_of(reader) == back and reader not in firsts:  # an order may undo itself
                 lasts.append(reader)
             elif near and _keeps_order(reader, order):
                 reductions.append(reader)
