@@ -41,7 +41,7 @@ def _file_of(text: str) -> Path | None:
     """Return the existing file that a path or a data source names; None without one."""
     for name in (text, text.rpartition(":")[0]):
         try:
-            if name and os.path.isfile(name):
+            if name and os.path.isfile(name):  # False for a name that is too long, where a Path raises
                 return Path(name)
         except (OSError, ValueError):  # no name of a file
             continue

@@ -1,4 +1,4 @@
-"""What tests of native operators have in common: the mark of those that need the library, sessions without it, rounding."""
+"""What tests of native operators have in common: the mark of those that need the library, sessions, rounding."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.library import kernels
 from requant.quantize.kernels.nodes import OMITTED
+from requant.transforms.graph import plain_shape
+from requant.transforms.inference import inferred
+from requant.transforms.int8.units import units
+from requant.transforms.patterns.attention import find_attention
 
 Array = NDArray[Any]
 FOUND = kernels()
@@ -33,6 +38,15 @@ def without_library(source: ir.Model | Path, *, optimize: bool = False) -> ort.I
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
     data = str(source) if isinstance(source, Path) else ir.to_proto(source).SerializeToString()
     return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def wrap_attention(model: ir.Model) -> None:
+    """Put the only attention of a model into a call of a native operator, as a plan with it does."""
+    found = find_attention(next(node for node in model.graph if node.op_type == "Softmax"))
+    assert found is not None
+    (unit,) = (each for each in units(model.graph, [found]) if each.op == "attention")
+    shapes = {name: plain_shape(value) or () for name, value in inferred(model).items()}
+    assert wrap_attentions(model, [unit], shapes, join=True) == 1
 
 
 def by_row(x: Array) -> tuple[Array, Array]:

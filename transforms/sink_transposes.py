@@ -38,8 +38,9 @@ def sink_transposes(model: ir.Model) -> Change:
         TensorFlow computes channels-last, so an exporter puts Transposes around each convolution. The operators are
         element-wise, a Concat, or a reduction; they and what they read and write are moved together, if that leaves
         fewer Transposes. Where others read a tensor between them, it is transposed once.
-    Left alone: Transposes that are needed as often elsewhere (``no-gain``); operators that depend on the order of axes,
-        read a computed tensor that is not behind such a Transpose or has fewer axes, or write an output of the graph.
+    Left alone: Transposes that are needed as often elsewhere, or that would only be merged (``no-gain``); operators
+        that depend on the order of axes, read a computed tensor that is not behind such a Transpose or has fewer axes,
+        or write an output of the graph.
     """
     change, taken = Change(), names(model)
     progress = True

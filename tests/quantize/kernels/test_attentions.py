@@ -28,13 +28,11 @@ from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import able, choose_by, stock_plan
 from requant.transforms import run
-from requant.transforms.graph import plain_shape
-from requant.transforms.inference import inferred
 from requant.transforms.int8.plan import Choice, Impl
 from requant.transforms.int8.units import units
 from requant.transforms.patterns.attention import find_attention
 
-from ...native import FOUND, by_row, needs_library
+from ...native import FOUND, by_row, needs_library, wrap_attention
 
 pytestmark = needs_library
 Array = NDArray[Any]
@@ -521,11 +519,7 @@ def test_keys_and_values_of_several_queries_are_read_once(text: str, read: list[
     feed = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     (before,) = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
     model = run("fold_constants simplify_reshapes strip_unused_nodes", ir.from_proto(proto)).model
-    found = find_attention(next(node for node in model.graph if node.op_type == "Softmax"))
-    assert found is not None
-    (unit,) = (each for each in units(model.graph, [found]) if each.op == "attention")
-    shapes = {name: plain_shape(value) or () for name, value in inferred(model).items()}
-    assert wrap_attentions(model, [unit], shapes, join=True) == 1
+    wrap_attention(model)
     made = ir.to_proto(model)
     (call,) = (node for node in made.graph.node if node.domain == NATIVE_DOMAIN)
     assert [*call.input[:3]] == read

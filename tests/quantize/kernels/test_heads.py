@@ -12,15 +12,13 @@ import onnxruntime as ort
 import pytest
 
 from requant.calibration.session import open_session
-from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.heads import Heads, Places, heads_of
 from requant.quantize.runtime.macs import multiply_accumulates
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
-from requant.transforms.int8.units import units
 from requant.transforms.patterns.attention import find_attention
 
-from ...native import needs_library
+from ...native import needs_library, wrap_attention
 
 OPSET = '<ir_version: 8, opset_import: ["" : 17]>\n'
 SPLIT = "a, b, c = Split<axis = -1>(x, thirds)"
@@ -91,11 +89,7 @@ def test_attention_reads_heads_where_they_are_at_any_batch_size(case: str, turn:
     for index, node in enumerate(model.graph):
         node.name = node.name or f"n{index}"
     before = ir.to_proto(model).SerializeToString()
-    found = find_attention(next(node for node in model.graph if node.op_type == "Softmax"))
-    assert found is not None
-    (unit,) = (each for each in units(model.graph, [found]) if each.op == "attention")
-    shapes = {name: plain_shape(value) or () for name, value in inferred(model).items()}
-    assert wrap_attentions(model, [unit], shapes, join=True) == 1
+    wrap_attention(model)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
     assert [(node.op_type, [*node.input[:3]]) for node in proto.graph.node] == [("Attention", ["x", "x", "x"])]

@@ -16,16 +16,11 @@ from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
 from requant.calibration.session import open_session
-from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import able, choose_by
-from requant.transforms.graph import plain_shape
-from requant.transforms.inference import inferred
 from requant.transforms.int8.plan import Impl
-from requant.transforms.int8.units import units
-from requant.transforms.patterns.attention import find_attention
 
-from ...native import needs_library
+from ...native import needs_library, wrap_attention
 from .test_attentions import FEW, attention, defined, in_float, side_by_side
 
 pytestmark = needs_library
@@ -81,11 +76,7 @@ def test_shifted_windows_are_one_operator_at_any_batch_size(tmp_path: Path) -> N
     mask = np.where(random.random((1, 4, 1, 9, 9)) < 0.4, -100, 0).astype(np.float32)
     proto.graph.initializer.extend([numpy_helper.from_array(bias, "bias"), numpy_helper.from_array(mask, "mask")])
     model = ir.from_proto(proto)
-    found = find_attention(next(node for node in model.graph if node.op_type == "Softmax"))
-    assert found is not None
-    (unit,) = (each for each in units(model.graph, [found]) if each.op == "attention")
-    shapes = {name: plain_shape(value) or () for name, value in inferred(model).items()}
-    assert wrap_attentions(model, [unit], shapes, join=True) == 1
+    wrap_attention(model)
     made = ir.to_proto(model)
     onnx.checker.check_model(made)
     (call,) = (node for node in made.graph.node if node.domain == NATIVE_DOMAIN)
