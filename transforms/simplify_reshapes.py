@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
-
 import numpy as np
 import onnx_ir as ir
 
@@ -12,7 +9,6 @@ from .graph import (
     add_initializer,
     can_replace,
     computing_nodes,
-    constant,
     discard,
     graph_of,
     names,
@@ -24,12 +20,11 @@ from .graph import (
     unused_name,
 )
 from .inference import stand_ins
+from .patterns.lengths import Known, expanded_lengths, is_computed, part, target_lengths, with_kept
 from .registry import Change, transform
 from .reshape_before_transpose import RESHAPES, moved_before
 
-Known: TypeAlias = Mapping[ir.Value, ir.Value]
-WIDEST = {"MatMul": 2, "Add": 1, "Mul": 1, "Sub": 1, "Div": 1}
-"""Operators that keep all axes of a tensor but the last one, and the most axes of the constant beside it."""
+REPEATS = frozenset({"Expand", "Tile"})
 SHAPE_IS_INPUT = 5  # the opset from which the target of a Reshape is an input
 
 
@@ -49,7 +44,8 @@ def simplify_reshapes(model: ir.Model) -> Change:
     Before:  y = Reshape(Transpose(Reshape(x, [10, 7, 16]), perm [0, 2, 1]), [2, 5, 16, 7]), x (2, 5, 7, 16)
     After:   y = Transpose(x, perm [0, 1, 3, 2]): a Reshape that splits or merges axes goes in front of a Transpose, if
              there it meets another one
-    Left alone: a tensor between two reshapes that other nodes read (``read-between``); results with more than one
+    Left alone: a tensor between two reshapes that other nodes read (``read-between``); an Unsqueeze in front of an
+        Expand or a Tile, which native attention knows as repeated heads (``repeated``); results with more than one
         unknown length (``shape-unknown``) or with a length of 0 (``empty``); opsets below 5.
     """
     change = Change()
@@ -76,21 +72,18 @@ def _fix_target(node: ir.Node, known: Known, taken: set[str], change: Change) ->
     One computed length may be unknown; the others are those of axes that keep their place.
     """
     target = node.inputs[1] if node.op_type == "Reshape" and len(node.inputs) > 1 else None
-    concat = target.producer() if target is not None else None
-    if concat is None or concat.op_type != "Concat" or concat.domain or node.attributes.get_int("allowzero", 0) != 0:
+    lengths = target_lengths(target, known) if is_computed(target) else None
+    if lengths is None or node.attributes.get_int("allowzero", 0) != 0:
         return False
-    parts = _parts(concat)
-    if parts is None:
-        return False
-    lengths = [length for part in parts for length in ([-1] if part is None else part)]
     if 0 in lengths:
         change.skip("empty")
         return False
-    if lengths.count(-1) > 1:
-        lengths = _with_kept(node.inputs[0], concat.inputs, parts, known)
-    if lengths.count(-1) > 1:
+    numbers = [length if isinstance(length, int) else -1 for length in lengths]
+    if numbers.count(-1) > 1:
+        numbers = with_kept(node.inputs[0], lengths, known)
+    if numbers.count(-1) > 1:
         return False
-    node.replace_input_with(1, _target(node, lengths, taken))
+    node.replace_input_with(1, _target(node, numbers, taken))
     discard(target)
     change.applied += 1
     return True
@@ -102,161 +95,18 @@ def _fix_expand(node: ir.Node, known: Known, taken: set[str], change: Change) ->
     Each computed length is that of the same axis of the tensor: an Expand to 1 keeps it.
     """
     x, target = node.inputs
-    concat = _concat_of(target)
-    parts = None if concat is None else _parts(concat)
+    lengths = expanded_lengths(target, known) if is_computed(target) else None
     shape = None if x is None else known.get(x, x).shape
-    if concat is None or parts is None or shape is None or any(part is not None and 0 in part for part in parts):
+    if lengths is None or shape is None or len(lengths) != len(shape) or 0 in lengths:
         return False
     # 0 stands for a length that is kept
-    lengths = [length or 1 for length in _with_kept(x, concat.inputs, parts, known)]
-    if len(lengths) != len(shape) or min(lengths) < 1:
+    numbers = [length or 1 for length in with_kept(x, lengths, known)]
+    if min(numbers, default=1) < 1:
         return False
-    node.replace_input_with(1, _target(node, lengths, taken))
+    node.replace_input_with(1, _target(node, numbers, taken))
     discard(target)
     change.applied += 1
     return True
-
-
-def _parts(concat: ir.Node) -> list[list[int] | None] | None:
-    """Return the constant parts of a target, and None for a computed length; None if it is not made of these."""
-    parts = [_part(value) for value in concat.inputs]
-    computed = [value for value, part in zip(concat.inputs, parts, strict=True) if part is None]
-    return parts if computed and all(map(_is_one_length, computed)) else None
-
-
-def _concat_of(target: ir.Value | None) -> ir.Node | None:
-    """Return the Concat that computes the target of an Expand; None if something else does.
-
-    Exporters write 1 for lengths of -1, ``Where(Equal(s, -1), 1, s)``, where ``s = Reshape(Concat(...), [-1])``.
-    """
-    node = _standard(target)
-    if node is not None and node.op_type == "Where":
-        condition, one, other = node.inputs
-        equal = _standard(condition)
-        same = equal is not None and equal.op_type == "Equal" and other in equal.inputs
-        compared = [value for value in equal.inputs if value is not other] if same and equal is not None else []
-        if not compared or {*(_part(compared[0]) or ())} != {-1} or {*(_part(one) or ())} != {1}:
-            return None
-        node = _standard(other)
-    if node is not None and node.op_type == "Reshape" and _part(node.inputs[1]) == [-1]:
-        node = _standard(node.inputs[0])
-    return node if node is not None and node.op_type == "Concat" else None
-
-
-def _with_kept(
-    x: ir.Value | None, values: Sequence[ir.Value | None], parts: Sequence[Sequence[int] | None], known: Known
-) -> list[int]:
-    """Return the lengths of a target: 0 for a computed length that is the length of the same axis of x, else -1.
-
-    Args:
-        x: The tensor that is reshaped.
-        values: The parts of the target; those that are computed have one length.
-        parts: The constant parts; None for computed ones.
-        known: Stand-ins of values whose shapes are inferred.
-    """
-    lengths: list[int] = []
-    for value, part in zip(values, parts, strict=True):
-        if part is not None:
-            lengths += part
-        else:
-            lengths.append(0 if _is_length(value, x, len(lengths), known) else -1)
-    return lengths
-
-
-def _is_length(value: ir.Value | None, x: ir.Value | None, axis: int, known: Known) -> bool:
-    """Whether a computed length is the length of an axis of x: of x itself, or of a tensor with an axis like it."""
-    while (node := _standard(value)) is not None and node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Identity"):
-        value = node.inputs[0]
-    shape = _standard(node.inputs[0]) if node is not None and node.op_type == "Gather" else None
-    if node is None or shape is None or shape.op_type != "Shape" or {"start", "end"} & {*shape.attributes}:
-        return False
-    picked = _part(node.inputs[1])
-    return picked is not None and len(picked) == 1 and _like(shape.inputs[0], picked[0], known) == _like(x, axis, known)
-
-
-def _like(x: ir.Value | None, axis: int, known: Known) -> tuple[ir.Value | None, int]:
-    """Return the first tensor with an axis that has the length of an axis of x, and this axis.
-
-    Products, biases, further axes (Unsqueeze) and repeated ones (Expand) tell so.
-    """
-    while (node := _standard(x)) is not None and x is not None:
-        if (before := _axis_before(node, axis, known)) is not None:
-            x, axis = node.inputs[0], before
-            continue
-        widest = WIDEST.get(node.op_type, -1)
-        computed = [value for value in node.inputs if constant(value) is None]
-        constants = [tensor for tensor in map(constant, node.inputs) if tensor is not None]
-        plain = len(computed) == len(constants) == 1 and len(constants[0].shape) <= widest
-        turned = node.op_type == "MatMul" and computed[:1] != [node.inputs[0]]
-        shape = known.get(x, x).shape
-        if not plain or turned or shape is None or axis >= len(shape) - 1:
-            break
-        (x,) = computed
-    return x, axis
-
-
-def _axis_before(node: ir.Node, axis: int, known: Known) -> int | None:
-    """Return which axis of its first input an Unsqueeze or Expand keeps as an axis of its result; None if none."""
-    x = node.inputs[0]
-    given = _part(node.inputs[1]) if node.op_type in ("Unsqueeze", "Expand") and len(node.inputs) > 1 else None
-    if x is None or given is None or axis < 0:
-        return None
-    if node.op_type == "Expand":
-        shape = known.get(x, x).shape
-        same = shape is not None and len(shape) == len(given) and axis < len(given) and given[axis] == 1
-        return axis if same else None
-    return None if axis in given or min(given, default=0) < 0 else axis - sum(each < axis for each in given)
-
-
-def _standard(value: ir.Value | None) -> ir.Node | None:
-    """Return the node that computes a tensor if it is a standard operator."""
-    node = value.producer() if value is not None else None
-    return node if node is not None and not node.domain else None
-
-
-def _part(value: ir.Value | None) -> list[int] | None:
-    """Return the lengths in a constant part of a target; None for a computed part."""
-    tensor = constant(value)
-    return None if tensor is None else [int(length) for length in tensor.numpy().reshape(-1)]
-
-
-def _is_one_length(value: ir.Value | None) -> bool:
-    """Whether a computed part of a target is known to have shape (1,)."""
-    if value is None:
-        return False
-    if value.shape is not None and len(value.shape) == 1 and value.shape[0] == 1:
-        return True
-    node = value.producer()
-    if node is None or node.domain:
-        return False
-    if node.op_type == "Unsqueeze":
-        return _is_scalar(node.inputs[0])
-    picked = constant(node.inputs[1]) if node.op_type == "Gather" else None
-    if picked is not None:
-        return tuple(picked.shape.numpy()) == (1,)
-    if node.op_type in ("Cast", "Identity"):
-        return _is_one_length(node.inputs[0])
-    if node.op_type == "Slice" and len(node.inputs) > 2:
-        starts, ends = (_part(each) for each in node.inputs[1:3])
-        return bool(starts and ends) and len(starts or ()) == 1 and (ends or [0])[0] - (starts or [0])[0] == 1
-    return False
-
-
-def _is_scalar(value: ir.Value | None) -> bool:
-    """Whether a computed length is known to have shape ()."""
-    if value is None:
-        return False
-    if value.shape is not None:
-        return len(value.shape) == 0
-    node = value.producer()
-    if node is None or node.domain:
-        return False
-    if node.op_type == "Gather":
-        picked = constant(node.inputs[1])
-        return picked is not None and not len(picked.shape)
-    if node.op_type in ("Squeeze",):
-        return _is_one_length(node.inputs[0])
-    return node.op_type in ("Cast", "Identity") and _is_scalar(node.inputs[0])
 
 
 def _target(node: ir.Node, lengths: list[int], taken: set[str]) -> ir.Value:
@@ -281,7 +131,7 @@ def _undoes(second: ir.Node, first: ir.Node) -> bool:
     if {first.op_type, second.op_type} != {"Squeeze", "Unsqueeze"}:
         return False
     axes = [
-        list(node.attributes.get_ints("axes", ())) if len(node.inputs) == 1 else _part(node.inputs[1])
+        list(node.attributes.get_ints("axes", ())) if len(node.inputs) == 1 else part(node.inputs[1])
         for node in (first, second)
     ]
     return bool(axes[0]) and axes[0] == axes[1]
@@ -302,6 +152,9 @@ def _merge(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool
         return False
     if sole_reader(between) is not node:
         change.skip("read-between")
+        return False
+    if node.op_type == "Unsqueeze" and any(use.node.op_type in REPEATS for use in node.outputs[0].uses()):
+        change.skip("repeated")
         return False
     result = node.outputs[0]
     undone = _undoes(node, first) or _have_same_shape(first.inputs[0], result, known)

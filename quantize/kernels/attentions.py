@@ -158,8 +158,8 @@ def _of_groups(call: Call, found: FoundAttention, model: ir.Model, shapes: Mappi
     """
     of_q = _heads_in(found.q, found.orders[0], shapes)
     fewer = [
-        fewer_heads(model, value, shapes)
-        if order == HEADS_FIRST and of_q == _heads_in(value, order, shapes)
+        fewer_heads(model, value, order, shapes)
+        if order in (HEADS_FIRST, ROWS_FIRST) and of_q == _heads_in(value, order, shapes)
         else (value, ())
         for value, order in ((found.k, found.orders[1]), (found.v, found.orders[2]))
     ]

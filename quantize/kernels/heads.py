@@ -19,7 +19,7 @@ from .chains import Constants, copied, serialized
 
 MOVES = frozenset("Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that move values and compute none."""
-REPEATS = MOVES | {"Expand"}
+REPEATS = frozenset({"Expand", "Tile"})
 FREE = ((2, 3), (5, 2))  # lengths of the first two axes that are tried where the model leaves them open
 
 
@@ -89,25 +89,30 @@ def heads_of(
     return None
 
 
-def fewer_heads(model: ir.Model, value: ir.Value, shapes: Mapping[str, Shape]) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+def fewer_heads(
+    model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, Shape]
+) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Return the tensor whose heads operators repeat for neighbouring queries, and these operators.
 
     Without such operators it is the tensor itself. As in `heads_of`, the operators are run on the numbers of elements.
 
     Args:
         model: The model.
-        value: The tensor that attention reads, (batch, heads, rows, columns).
+        value: The tensor that attention reads.
+        order: The order of its axes and of those of the tensor with fewer heads, `HEADS_FIRST` or `ROWS_FIRST`.
         shapes: Shapes of the tensors by name.
     """
-    for source, moves in _sources(value, REPEATS):
+    axis = 2 if order == ROWS_FIRST else 1
+    for source, moves in _sources(value, MOVES | REPEATS):
         shape = shapes.get(str(source.name)) or ()
-        if len(shape) != len(HEADS) or not any(node.op_type == "Expand" for node in moves):
+        if len(shape) != len(HEADS) or not any(node.op_type in REPEATS for node in moves):
             continue
-        batch, heads, rows, columns = shape
+        batch, heads, rows, columns = shape if axis == 1 else [shape[each] for each in HEADS]
         if not isinstance(heads, int) or not isinstance(columns, int):
             continue
         alone = _alone(model, source, value, moves)
-        if all(_repeats(alone, (one, heads, other, columns)) for one, other in _tried((batch, rows))):
+        tried = [(one, heads, other) if axis == 1 else (one, other, heads) for one, other in _tried((batch, rows))]
+        if all(_repeats(alone, (*lengths, columns), axis) for lengths in tried):
             return source, moves
     return value, ()
 
@@ -173,13 +178,13 @@ def _found(moves: bytes, lengths: tuple[int, ...], order: int) -> tuple[Places, 
 
 
 @lru_cache(maxsize=256)
-def _repeats(moves: bytes, lengths: tuple[int, ...]) -> bool:
-    """Return whether operators repeat each head of a tensor (batch, heads, rows, columns) of these lengths in place."""
+def _repeats(moves: bytes, lengths: tuple[int, ...], axis: int) -> bool:
+    """Return whether operators repeat each head of a tensor of these lengths in place; `axis` is that of the heads."""
     numbers = _numbers(lengths)
-    result, heads = _moved(moves, numbers), lengths[1]
-    if result is None or result.ndim != len(HEADS) or not result.size or result.shape[1] % heads:
+    result, heads = _moved(moves, numbers), lengths[axis]
+    if result is None or result.ndim != len(HEADS) or not result.size or result.shape[axis] % heads:
         return False
-    return np.array_equal(result, np.repeat(numbers, result.shape[1] // heads, axis=1))
+    return np.array_equal(result, np.repeat(numbers, result.shape[axis] // heads, axis=axis))
 
 
 def _numbers(lengths: tuple[int, ...]) -> Array:

@@ -486,6 +486,13 @@ GROUPED = """<ir_version: 8, opset_import: ["" : 17]>
     vu = Unsqueeze(v, two) vx = Expand(vu, times) vr = Reshape(vx, whole)
     s = MatMul(q, kt) t = Mul(s, scale) p = Softmax(t) [attend] y = MatMul(p, vr) }"""
 ONE_QUERY = GROUPED.replace("float[N,4,S,16] q", "float[N,1,S,16] q")
+ROWS_BEFORE_HEADS = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N,S,4,16] q, float[N,T,2,16] k, float[N,T,2,16] v) => (float[N,4,S,16] y) <int64[1] three = {3},
+    int64[5] times = {1, 1, 1, 2, 1}, int64[4] whole = {0, -1, 4, 16}, float scale = {0.25}> {
+    ku = Unsqueeze(k, three) kx = Tile(ku, times) kr = Reshape(kx, whole) kt = Transpose<perm = [0,2,3,1]>(kr)
+    vu = Unsqueeze(v, three) vx = Tile(vu, times) vr = Reshape(vx, whole) vt = Transpose<perm = [0,2,1,3]>(vr)
+    qt = Transpose<perm = [0,2,1,3]>(q)
+    s = MatMul(qt, kt) t = Mul(s, scale) p = Softmax(t) [attend] y = MatMul(p, vt) }"""
 INTERLEAVED = GROUPED.replace("two = {2}", "two = {1}").replace("{1, 1, 2, 1, 1}", "{1, 2, 1, 1, 1}")
 
 
@@ -509,6 +516,7 @@ AT_RUN_TIME = f"""<ir_version: 8, opset_import: ["" : 17]>
         (AT_RUN_TIME, ["q", "k", "v"]),
         (INTERLEAVED, ["q", "kr", "vr"]),
         (ONE_QUERY, ["q", "kr", "vr"]),
+        (ROWS_BEFORE_HEADS, ["q", "k", "v"]),
     ],
 )
 def test_keys_and_values_of_several_queries_are_read_once(text: str, read: list[str], tmp_path: Path) -> None:
@@ -517,6 +525,8 @@ def test_keys_and_values_of_several_queries_are_read_once(text: str, read: list[
     random = np.random.default_rng(0)
     sizes = {"q": (3, 1 if text is ONE_QUERY else 4, 5, 16), "k": (3, 2, 9, 16), "v": (3, 2, 9, 16)}
     feed = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    if text is ROWS_BEFORE_HEADS:
+        feed = {name: array.swapaxes(1, 2) for name, array in feed.items()}
     (before,) = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
     model = run("fold_constants simplify_reshapes strip_unused_nodes", ir.from_proto(proto)).model
     wrap_attention(model)
