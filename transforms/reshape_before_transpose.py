@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations, pairwise
 from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
 from .graph import add_initializer, discard, graph_of, node_name, remove, replace_node, sole_reader, unused_name
+from .patterns.lengths import Named
 
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 Shape = Sequence[int | None]
@@ -50,6 +52,47 @@ def moved_before(node: ir.Node, before: Shape, after: Shape, taken: set[str]) ->
     remove(turn)
     discard(*others)
     return True
+
+
+def transposed_alone(node: ir.Node, whole: Named, between: Named, result: Named) -> bool:
+    """Let a Transpose between two reshapes stand alone, if these only merge and split axes; return whether it does.
+
+    Before:  y = Reshape(Transpose(Reshape(x, [-1, T, 64]), perm [0, 2, 1]), [N, 6, 64, T]), x (N, 6, T, 64)
+    After:   y = Transpose(x, perm [0, 1, 3, 2])
+        PyTorch writes keys so.
+
+    Args:
+        node: The second reshape.
+        whole: The shape of what the first reshape reads.
+        between: The shape of its result.
+        result: The shape of the result of the second reshape.
+    """
+    turn = _alone_before(node)
+    first = None if turn is None or turn.op_type != "Transpose" else _alone_before(turn)
+    if turn is None or first is None or first.op_type not in RESHAPES or None in whole or None in result:
+        return False
+    order = turn.attributes.get_ints("perm", range(len(between))[::-1])
+    for ends in combinations(range(1, len(whole)), max(len(between) - 1, 0)):
+        groups = [[*range(*bounds)] for bounds in pairwise((0, *ends, len(whole)))]
+        merged = [_merged([whole[axis] for axis in group]) for group in groups]
+        others = sum(one is None or one != other for one, other in zip(merged, between, strict=True))
+        perm = [axis for place in order for axis in groups[place]]
+        if others <= 1 and [whole[axis] for axis in perm] == [*result]:  # the other lengths tell an unknown one
+            targets = (*node.inputs[1:], *first.inputs[1:])
+            replace_node(node, ir.node("Transpose", [first.inputs[0]], {"perm": perm}, name=node_name(turn)))
+            remove(turn)
+            remove(first)
+            discard(*targets)
+            return True
+    return False
+
+
+def _merged(lengths: Named) -> int | str | None:
+    """Return the length of merged axes: that of a single one, or the product of numbers; None if it has no name."""
+    if len(lengths) == 1:
+        return lengths[0]
+    numbers = [length for length in lengths if isinstance(length, int)]
+    return prod(numbers) if len(numbers) == len(lengths) else None
 
 
 def split_axes(whole: Shape, parts: Shape) -> list[list[int | None]] | None:

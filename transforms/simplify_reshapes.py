@@ -19,10 +19,9 @@ from .graph import (
     sole_reader,
     unused_name,
 )
-from .inference import stand_ins
-from .patterns.lengths import Known, expanded_lengths, is_computed, part, target_lengths, with_kept
+from .patterns.lengths import Axis, Lengths, Named, is_computed, part
 from .registry import Change, transform
-from .reshape_before_transpose import RESHAPES, moved_before
+from .reshape_before_transpose import RESHAPES, moved_before, transposed_alone
 
 REPEATS = frozenset({"Expand", "Tile"})
 SHAPE_IS_INPUT = 5  # the opset from which the target of a Reshape is an input
@@ -34,7 +33,7 @@ def simplify_reshapes(model: ir.Model) -> Change:
 
     Before:  y = Reshape(x, Concat(Gather(Shape(x), 0), [8, 64]));  z = Squeeze(Unsqueeze(Reshape(x, s), a), b)
              t = Reshape(x, Concat(Gather(Shape(x), 0), Gather(Shape(x), 1), [8, 64]))
-    After:   y = Reshape(x, [-1, 8, 64]);                           z = Reshape(x, [-1, 8]), z (N, 8)
+    After:   y = Reshape(x, [0, 8, 64]);                            z = Reshape(x, [-1, 8]), z (N, 8)
              t = Reshape(x, [0, 0, 8, 64]): lengths of axes that keep their place are 0
     Before:  y = Expand(Unsqueeze(k, [2]), s), s = Concat(Gather(Shape(k), 0), [2], [3], Gather(Shape(k), 2), [16])
     After:   y = Expand(Unsqueeze(k, [2]), [1, 2, 3, 1, 16]): lengths of axes that keep theirs are 1
@@ -56,51 +55,50 @@ def simplify_reshapes(model: ir.Model) -> Change:
     while progress:
         progress = False
         change.skipped.clear()
-        known = stand_ins(model)
+        lengths = Lengths(model)
         for node in computing_nodes(model, "Expand"):
-            progress |= _fix_expand(node, known, taken, change)
+            progress |= _fix_expand(node, lengths, taken, change)
         for node in computing_nodes(model, *RESHAPES):
             if node.graph is not None:  # an earlier merge removes nodes
-                progress |= _fix_target(node, known, taken, change)
-                progress |= _merge(node, known, taken, change) or _move(node, known, taken, change)
+                progress |= _fix_target(node, lengths, taken, change)
+                progress |= _merge(node, lengths, taken, change) or _move(node, lengths, taken, change)
     return change
 
 
-def _fix_target(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
+def _fix_target(node: ir.Node, lengths: Lengths, taken: set[str], change: Change) -> bool:
     """Replace a target made of constants and computed lengths by a constant; return whether it changed.
 
     One computed length may be unknown; the others are those of axes that keep their place.
     """
     target = node.inputs[1] if node.op_type == "Reshape" and len(node.inputs) > 1 else None
-    lengths = target_lengths(target, known) if is_computed(target) else None
-    if lengths is None or node.attributes.get_int("allowzero", 0) != 0:
+    given = lengths.of_target(target) if is_computed(target) else None
+    if given is None:
         return False
-    if 0 in lengths:
+    if 0 in given:
         change.skip("empty")
         return False
-    numbers = [length if isinstance(length, int) else -1 for length in lengths]
-    if numbers.count(-1) > 1:
-        numbers = with_kept(node.inputs[0], lengths, known)
+    numbers = lengths.kept(node.inputs[0], given)
     if numbers.count(-1) > 1:
         return False
+    numbers = lengths.without_rest(node.inputs[0], numbers)
+    node.attributes.pop("allowzero", None)  # no number of the target was 0
     node.replace_input_with(1, _target(node, numbers, taken))
     discard(target)
     change.applied += 1
     return True
 
 
-def _fix_expand(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
+def _fix_expand(node: ir.Node, lengths: Lengths, taken: set[str], change: Change) -> bool:
     """Replace the target of an Expand by a constant; return whether it changed.
 
     Each computed length is that of the same axis of the tensor: an Expand to 1 keeps it.
     """
     x, target = node.inputs
-    lengths = expanded_lengths(target, known) if is_computed(target) else None
-    shape = None if x is None else known.get(x, x).shape
-    if lengths is None or shape is None or len(lengths) != len(shape) or 0 in lengths:
+    given, shape = lengths.of_expanded(target) if is_computed(target) else None, lengths.of(x)
+    if given is None or shape is None or len(given) != len(shape) or 0 in given:
         return False
     # 0 stands for a length that is kept
-    numbers = [length or 1 for length in with_kept(x, lengths, known)]
+    numbers = [number or 1 for number in lengths.kept(x, given)]
     if min(numbers, default=1) < 1:
         return False
     node.replace_input_with(1, _target(node, numbers, taken))
@@ -109,21 +107,31 @@ def _fix_expand(node: ir.Node, known: Known, taken: set[str], change: Change) ->
     return True
 
 
-def _target(node: ir.Node, lengths: list[int], taken: set[str]) -> ir.Value:
+def _target(node: ir.Node, numbers: list[int], taken: set[str]) -> ir.Value:
     """Add a constant Reshape target, named after `node`."""
-    return add_initializer(graph_of(node), unused_name(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
+    return add_initializer(graph_of(node), unused_name(taken, f"{node_name(node)}/target"), np.array(numbers, np.int64))
 
 
-def _move(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
-    """Move a reshape in front of a Transpose behind another reshape; return whether it moved."""
+def _move(node: ir.Node, lengths: Lengths, taken: set[str], change: Change) -> bool:
+    """Let a Transpose between two reshapes stand alone, or move the second reshape in front; return whether it did."""
     turned = node.inputs[0].producer() if node.inputs[0] is not None else None
-    before = None if turned is None or turned.op_type != "Transpose" or turned.domain else turned.inputs[0]
-    result = node.outputs[0]
-    shapes = [None if value is None else known.get(value, value).shape for value in (before, result)]
-    one, other = ([length if isinstance(length, int) else None for length in shape or ()] for shape in shapes)
-    moved = None not in shapes and moved_before(node, one, other, taken)
+    if turned is None or turned.op_type != "Transpose" or turned.domain or turned.inputs[0] is None:
+        return False
+    before, result = turned.inputs[0], node.outputs[0]
+    first = before.producer()
+    whole = None if first is None or not first.inputs else lengths.of(first.inputs[0])
+    between, after = lengths.of(before), lengths.of(result)
+    if between is None or after is None:
+        return False
+    alone = whole is not None and transposed_alone(node, whole, between, after)
+    moved = alone or moved_before(node, _fixed(between), _fixed(after), taken)
     change.applied += moved
     return moved
+
+
+def _fixed(shape: Named) -> list[int | None]:
+    """Return the lengths of a shape, None for those that are no numbers."""
+    return [length if isinstance(length, int) else None for length in shape]
 
 
 def _undoes(second: ir.Node, first: ir.Node) -> bool:
@@ -137,14 +145,13 @@ def _undoes(second: ir.Node, first: ir.Node) -> bool:
     return bool(axes[0]) and axes[0] == axes[1]
 
 
-def _have_same_shape(before: ir.Value | None, after: ir.Value, known: Known) -> bool:
+def _have_same_shape(before: ir.Value | None, after: ir.Value, lengths: Lengths) -> bool:
     """Whether two tensors are known to have the same shape."""
-    shapes = [None if value is None else known.get(value, value).shape for value in (before, after)]
-    lengths = [None if shape is None else [*shape] for shape in shapes]
-    return lengths[0] is not None and lengths[0] == lengths[1] and all(isinstance(each, int) for each in lengths[0])
+    one, other = lengths.of(before), lengths.of(after)
+    return one is not None and one == other and None not in one
 
 
-def _merge(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool:
+def _merge(node: ir.Node, lengths: Lengths, taken: set[str], change: Change) -> bool:
     """Merge a reshape with the reshape before it; return whether the graph changed."""
     between = node.inputs[0]
     first = between.producer() if between is not None else None
@@ -157,7 +164,7 @@ def _merge(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool
         change.skip("repeated")
         return False
     result = node.outputs[0]
-    undone = _undoes(node, first) or _have_same_shape(first.inputs[0], result, known)
+    undone = _undoes(node, first) or _have_same_shape(first.inputs[0], result, lengths)
     if undone and first.inputs[0] is not None and can_replace(result, first.inputs[0]):
         others = (*node.inputs[1:], *first.inputs[1:])
         replace(result, first.inputs[0])
@@ -166,15 +173,16 @@ def _merge(node: ir.Node, known: Known, taken: set[str], change: Change) -> bool
         discard(*others)
         change.applied += 1
         return True
-    shape = known.get(result, result).shape
-    lengths = None if shape is None else [length if isinstance(length, int) else -1 for length in shape]
-    if lengths is None or lengths.count(-1) > 1:
-        change.skip("shape-unknown")
-        return False
-    if 0 in lengths:
+    shape = lengths.of(result)
+    if shape is not None and 0 in shape:
         change.skip("empty")
         return False
-    one = ir.node("Reshape", [first.inputs[0], _target(node, lengths, taken)], name=node_name(node))
+    axes = [length if isinstance(length, int) else Axis(result, axis) for axis, length in enumerate(shape or ())]
+    numbers = lengths.kept(first.inputs[0], axes)
+    if shape is None or numbers.count(-1) > 1:
+        change.skip("shape-unknown")
+        return False
+    one = ir.node("Reshape", [first.inputs[0], _target(node, numbers, taken)], name=node_name(node))
     others = (*node.inputs[1:], *first.inputs[1:])
     replace_node(node, one)
     remove(first)

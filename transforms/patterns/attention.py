@@ -155,9 +155,10 @@ def missing_form(node: ir.Node) -> str:
 
 def _around(softmax: ir.Node) -> FoundAttention | None:
     """Return the attention around a Softmax; None if there is none."""
-    product = sole_reader(softmax.outputs[0])
+    shares = _shares(softmax)
+    product = sole_reader(shares[-1].outputs[0])
     scores = _scores(softmax.inputs[0], softmax)
-    if scores is None or not _is(product, "MatMul") or product.inputs[0] is not softmax.outputs[0]:
+    if scores is None or not _is(product, "MatMul") or product.inputs[0] is not shares[-1].outputs[0]:
         return None
     q, k, v = _operand(scores.product, 0), _operand(scores.product, 1, of_keys=True), _operand(product, 1)
     tensors = {q.value, k.value, v.value}
@@ -173,9 +174,23 @@ def _around(softmax: ir.Node) -> FoundAttention | None:
         scores.mask,
         q.scale * k.scale * scores.scale,
         (int(q.rows_first), int(k.rows_first), int(v.rows_first), order),
-        (*q.nodes, *k.nodes, scores.product, *scores.nodes, softmax, *v.nodes, product, *behind),
+        (*q.nodes, *k.nodes, scores.product, *scores.nodes, *shares, *v.nodes, product, *behind),
+        zero=len(shares) > 1,
         windows=scores.windows,
     )
+
+
+def _shares(softmax: ir.Node) -> list[ir.Node]:
+    """Return a Softmax and what writes 0 where it is NaN: PyTorch writes Where(IsNaN(s), 0, s) for masked rows."""
+    value = softmax.outputs[0]
+    readers = [use.node for use in value.uses()]
+    for check in readers:
+        where = sole_reader(check.outputs[0]) if _is(check, "IsNaN") else None
+        if _is(where, "Where") and {*readers} == {check, where} and not value.is_graph_output():
+            condition, zero, other = where.inputs
+            if (condition, other) == (check.outputs[0], value) and one_number(zero, 1) == 0:
+                return [softmax, check, where]
+    return [softmax]
 
 
 def _turned(last: ir.Node) -> tuple[int, list[ir.Node]]:

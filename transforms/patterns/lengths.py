@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import onnx_ir as ir
 
 from ..graph import constant
+from ..inference import stand_ins
 
-Known: TypeAlias = Mapping[ir.Value, ir.Value]
 SAME = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze"})
 """Operators whose result has the numbers of their first input, in their order."""
 WIDEST = {"MatMul": 2, "Add": 1, "Mul": 1, "Sub": 1, "Div": 1}
@@ -30,173 +32,166 @@ class Axis:
     index: int
 
 
+Named: TypeAlias = Sequence[int | str | None]
+"""Lengths of axes: numbers, names, or None for an unknown one. Axes whose lengths have one name have one length."""
 Length: TypeAlias = int | Axis | None
 """A number, the length of an axis, or None for another length that is computed."""
 
 
-def target_lengths(target: ir.Value | None, known: Known) -> list[Length] | None:
-    """Return the lengths in a target; None if their number is unknown.
+class Lengths:
+    """The lengths of the axes of a model's tensors, and what its nodes compute from them.
 
-    Args:
-        target: The tensor that says the lengths.
-        known: Stand-ins of values whose shapes are inferred.
+    Values that are inserted later have the shapes that they say.
     """
-    if (numbers := part(target)) is not None:
-        return [*numbers]
-    node = standard(target)
-    if node is None or target is None:
-        return _unknown(target, known)
-    if node.op_type == "Concat":
-        parts = [target_lengths(value, known) for value in node.inputs]
-        return None if None in parts else [length for each in parts for length in each or ()]
-    if node.op_type in SAME:
-        return target_lengths(node.inputs[0], known)
-    if node.op_type == "Reshape" and part(node.inputs[1]) == [-1]:
-        return target_lengths(node.inputs[0], known)
-    if node.op_type in ("Gather", "Shape", "Slice"):
-        found = _picked(node, known)
-        return _unknown(target, known) if found is None else found
-    return _unknown(target, known)
 
+    def __init__(self, model: ir.Model) -> None:
+        """Infer the shapes of all tensors; the model does not change."""
+        self._known = stand_ins(model)
+        inputs = (value.shape for value in model.graph.inputs if value.shape is not None)
+        counts = [Counter(each.value for each in shape if isinstance(each, ir.SymbolicDim)) for shape in inputs]
+        # exporters name all free axes "?": a name that one input has twice may stand for two lengths
+        self._vague = {name for count in counts for name, times in count.items() if times > 1}
 
-def expanded_lengths(target: ir.Value | None, known: Known) -> list[Length] | None:
-    """Return the lengths in the target of an Expand as `target_lengths` does.
+    def of(self, value: ir.Value | None) -> Named | None:
+        """Return the lengths of the axes of a tensor; None if the rank is unknown."""
+        shape = None if value is None else self._known.get(value, value).shape
+        if shape is None:
+            return None
+        names = [each if isinstance(each, int) else each.value for each in shape]
+        return [None if each in self._vague else each for each in names]
 
-    Exporters write 1 for lengths of -1, ``Where(Equal(s, -1), 1, s)``, where ``s = Reshape(Concat(...), [-1])``.
-    """
-    node = standard(target)
-    if node is None or node.op_type != "Where":
-        return target_lengths(target, known)
-    condition, one, other = node.inputs
-    equal = standard(condition)
-    same = equal is not None and equal.op_type == "Equal" and other in equal.inputs
-    compared = [value for value in equal.inputs if value is not other] if same and equal is not None else []
-    if not compared or {*(part(compared[0]) or ())} != {-1} or {*(part(one) or ())} != {1}:
+    def of_target(self, target: ir.Value | None) -> list[Length] | None:
+        """Return the lengths in the target of a Reshape; None if their number is unknown."""
+        if (numbers := part(target)) is not None:
+            return [*numbers]
+        node = standard(target)
+        if node is not None and node.op_type == "Concat":
+            parts = [self.of_target(value) for value in node.inputs]
+            return None if None in parts else [length for each in parts for length in each or ()]
+        if node is not None and (node.op_type in SAME or (node.op_type == "Reshape" and part(node.inputs[1]) == [-1])):
+            return self.of_target(node.inputs[0])
+        found = None if node is None or node.op_type not in ("Gather", "Shape", "Slice") else self._picked(node)
+        return self._unknown(target) if found is None else found
+
+    def of_expanded(self, target: ir.Value | None) -> list[Length] | None:
+        """Return the lengths in the target of an Expand; None if their number is unknown.
+
+        Exporters write 1 for lengths of -1, ``Where(Equal(s, -1), 1, s)``, where ``s = Reshape(Concat(...), [-1])``.
+        """
+        node = standard(target)
+        if node is None or node.op_type != "Where":
+            return self.of_target(target)
+        condition, one, other = node.inputs
+        equal = standard(condition)
+        same = equal is not None and equal.op_type == "Equal" and other in equal.inputs
+        compared = [value for value in equal.inputs if value is not other] if same and equal is not None else []
+        if not compared or {*(part(compared[0]) or ())} != {-1} or {*(part(one) or ())} != {1}:
+            return None
+        lengths = self.of_target(other)
+        return None if lengths is None else [1 if length == -1 else length for length in lengths]
+
+    def kept(self, x: ir.Value | None, lengths: Sequence[Length]) -> list[int]:
+        """Return lengths as numbers: 0 for one that is that of the same axis of x, -1 for others that are computed."""
+        return [
+            length if isinstance(length, int) else 0 if self._is_kept(length, x, axis) else -1
+            for axis, length in enumerate(lengths)
+        ]
+
+    def without_rest(self, x: ir.Value | None, numbers: Sequence[int]) -> list[int]:
+        """Return the target of a Reshape of x without -1, if the lengths of x tell what it stands for.
+
+        Before:  [0, 0, -1, 64] or [0, -1, 6, 64], x (N, T, 384)
+        After:   [0, 0, 6, 64]
+        """
+        shape = self.of(x)
+        if shape is None or -1 not in numbers:
+            return [*numbers]
+        place, divisor = numbers.index(-1), math.prod(number for number in numbers if number > 0)
+        left = {axis: length for axis, length in enumerate(shape) if numbers[axis : axis + 1] != [0]}
+        whole = math.prod(length for length in left.values() if isinstance(length, int))
+        free = [axis for axis, length in left.items() if not isinstance(length, int)]
+        rest = whole // divisor if whole and not free and whole % divisor == 0 else -1
+        if free == [place] and whole == divisor:
+            rest = 0
+        return [rest if number == -1 else number for number in numbers]
+
+    def _is_kept(self, length: Axis | None, x: ir.Value | None, axis: int) -> bool:
+        """Whether a computed length is that of an axis of x: of x itself, or of a tensor with an axis like it."""
+        if length is None or x is None:
+            return False
+        names = self._name(length.tensor, length.index), self._name(x, axis)
+        same = None not in names and names[0] == names[1]
+        return same or self._like(length.tensor, length.index) == self._like(x, axis)
+
+    def _name(self, x: ir.Value, axis: int) -> str | None:
+        """Return the name of the length of an axis; None without one."""
+        length = ([*(self.of(x) or ())][axis : axis + 1] or [None])[0]
+        return length if isinstance(length, str) else None
+
+    def _picked(self, node: ir.Node) -> list[Length] | None:
+        """Return the lengths of a shape, or of a part of one; None if they are not all lengths of known axes."""
+        shape = node if node.op_type == "Shape" else _shape_before(node.inputs[0])
+        x = None if shape is None else shape.inputs[0]
+        if shape is None or x is None:
+            return None
+        lengths = self.of(x)
+        axes = _axes(shape, None if lengths is None else len(lengths))
+        if node.op_type == "Gather":
+            axes = _gathered(node, axes)
+        elif node.op_type == "Slice":
+            axes = _sliced(node, axes)
+        if axes is None:
+            return None
+        numbers = {axis: each for axis, each in enumerate(lengths or ()) if isinstance(each, int)}
+        return [numbers.get(axis, Axis(x, axis)) for axis in axes]
+
+    def _unknown(self, value: ir.Value | None) -> list[Length] | None:
+        """Return None for each computed number of a tensor; None if it is not known how many it has."""
+        shape = self.of(value)
+        if shape is not None and not shape:
+            return [None]
+        if shape is not None and isinstance(shape[0], int):
+            return [None] * shape[0] if len(shape) == 1 else None
+        node = standard(value)
+        if node is not None and node.op_type == "Gather" and (picked := constant(node.inputs[1])) is not None:
+            return [None] * picked.size
+        if node is not None and node.op_type == "Slice" and len(node.inputs) > 2:
+            starts, ends = (part(each) for each in node.inputs[1:3])
+            one = starts and ends and len(starts) == 1 and ends[0] - starts[0] == 1
+            return [None] if one else None
         return None
-    lengths = target_lengths(other, known)
-    return None if lengths is None else [1 if length == -1 else length for length in lengths]
 
+    def _like(self, x: ir.Value | None, axis: int) -> tuple[ir.Value | None, int]:
+        """Return the first tensor with an axis that has the length of an axis of x, and this axis.
 
-def with_kept(x: ir.Value | None, lengths: Sequence[Length], known: Known) -> list[int]:
-    """Return lengths as numbers: 0 for one that is that of the same axis of x, -1 for others that are computed."""
-    return [
-        length if isinstance(length, int) else 0 if _is_kept(length, x, axis, known) else -1
-        for axis, length in enumerate(lengths)
-    ]
+        Products, biases, further axes (Unsqueeze) and repeated ones (Expand) tell so.
+        """
+        while (node := standard(x)) is not None and x is not None:
+            if (before := self._axis_before(node, axis)) is not None:
+                x, axis = node.inputs[0], before
+                continue
+            widest = WIDEST.get(node.op_type, -1)
+            computed = [value for value in node.inputs if constant(value) is None]
+            constants = [tensor for tensor in map(constant, node.inputs) if tensor is not None]
+            plain = len(computed) == len(constants) == 1 and len(constants[0].shape) <= widest
+            turned = node.op_type == "MatMul" and computed[:1] != [node.inputs[0]]
+            shape = self.of(x)
+            if not plain or turned or shape is None or axis >= len(shape) - 1:
+                break
+            (x,) = computed
+        return x, axis
 
-
-def _is_kept(length: Axis | None, x: ir.Value | None, axis: int, known: Known) -> bool:
-    """Whether a computed length is that of an axis of x: of x itself, or of a tensor with an axis like it."""
-    return length is not None and _like(length.tensor, length.index, known) == _like(x, axis, known)
-
-
-def _picked(node: ir.Node, known: Known) -> list[Length] | None:
-    """Return the lengths of a shape, or of a part of one; None if they are not all lengths of known axes."""
-    shape = node if node.op_type == "Shape" else _shape_before(node.inputs[0])
-    x = None if shape is None else shape.inputs[0]
-    if shape is None or x is None:
-        return None
-    lengths = known.get(x, x).shape
-    axes = _axes(shape, None if lengths is None else len(lengths))
-    if node.op_type == "Gather":
-        axes = _gathered(node, axes)
-    elif node.op_type == "Slice":
-        axes = _sliced(node, axes)
-    if axes is None:
-        return None
-    numbers = {axis: each for axis, each in enumerate(lengths or ()) if isinstance(each, int)}
-    return [numbers.get(axis, Axis(x, axis)) for axis in axes]
-
-
-def _shape_before(value: ir.Value | None) -> ir.Node | None:
-    """Return the Shape whose numbers a tensor has; None if there is none."""
-    while (node := standard(value)) is not None and node.op_type in ("Cast", "Identity"):
-        value = node.inputs[0]
-    return node if node is not None and node.op_type == "Shape" else None
-
-
-def _axes(shape: ir.Node, rank: int | None) -> Sequence[int] | None:
-    """Return the axes whose lengths a Shape returns; None if the rank is unknown."""
-    return None if rank is None else range(rank)[shape.attributes.get_int("start", 0) : _end(shape)]
-
-
-def _end(shape: ir.Node) -> int | None:
-    """Return the axis before which a Shape ends; None if it returns the lengths of all."""
-    return shape.attributes.get_int("end") if "end" in shape.attributes else None
-
-
-def _gathered(node: ir.Node, axes: Sequence[int] | None) -> Sequence[int] | None:
-    """Return the axes that a Gather takes from some; without any, as those of a whole shape if they count from 0."""
-    picked = part(node.inputs[1])
-    if picked is None:
-        return None
-    if axes is None:
-        whole = not {"start", "end"} & {*(standard(node.inputs[0]) or node).attributes}
-        return picked if whole and min(picked, default=-1) >= 0 else None
-    return [axes[index] for index in picked] if all(-len(axes) <= each < len(axes) for each in picked) else None
-
-
-def _sliced(node: ir.Node, axes: Sequence[int] | None) -> Sequence[int] | None:
-    """Return the axes that a Slice takes from some."""
-    numbers = [part(value) for value in node.inputs[1:]]
-    if axes is None or len(numbers) < 2 or any(value is None or len(value) != 1 for value in numbers):
-        return None  # before opset 10 the bounds were attributes; convert_opset raises it
-    (start,), (end,), *rest = (value for value in numbers if value is not None)
-    (step,) = rest[1] if len(rest) > 1 else (1,)
-    return axes[start:end:step] if step > 0 else None
-
-
-def _unknown(value: ir.Value | None, known: Known) -> list[Length] | None:
-    """Return None for each computed number of a tensor; None if it is not known to have one."""
-    if value is None:
-        return None
-    shape = known.get(value, value).shape
-    if shape is not None and not len(shape):
-        return [None]
-    if shape is not None and isinstance(shape[0], int):
-        return [None] * shape[0] if len(shape) == 1 else None
-    node = standard(value)
-    if node is not None and node.op_type == "Gather" and (picked := constant(node.inputs[1])) is not None:
-        return [None] * picked.size
-    if node is not None and node.op_type == "Slice" and len(node.inputs) > 2:
-        starts, ends = (part(each) for each in node.inputs[1:3])
-        one = starts and ends and len(starts) == 1 and ends[0] - starts[0] == 1
-        return [None] if one else None
-    return None
-
-
-def _like(x: ir.Value | None, axis: int, known: Known) -> tuple[ir.Value | None, int]:
-    """Return the first tensor with an axis that has the length of an axis of x, and this axis.
-
-    Products, biases, further axes (Unsqueeze) and repeated ones (Expand) tell so.
-    """
-    while (node := standard(x)) is not None and x is not None:
-        if (before := _axis_before(node, axis, known)) is not None:
-            x, axis = node.inputs[0], before
-            continue
-        widest = WIDEST.get(node.op_type, -1)
-        computed = [value for value in node.inputs if constant(value) is None]
-        constants = [tensor for tensor in map(constant, node.inputs) if tensor is not None]
-        plain = len(computed) == len(constants) == 1 and len(constants[0].shape) <= widest
-        turned = node.op_type == "MatMul" and computed[:1] != [node.inputs[0]]
-        shape = known.get(x, x).shape
-        if not plain or turned or shape is None or axis >= len(shape) - 1:
-            break
-        (x,) = computed
-    return x, axis
-
-
-def _axis_before(node: ir.Node, axis: int, known: Known) -> int | None:
-    """Return which axis of its first input an Unsqueeze or Expand keeps as an axis of its result; None if none."""
-    x = node.inputs[0]
-    given = part(node.inputs[1]) if node.op_type in ("Unsqueeze", "Expand") and len(node.inputs) > 1 else None
-    if x is None or given is None or axis < 0:
-        return None
-    if node.op_type == "Expand":
-        shape = known.get(x, x).shape
-        same = shape is not None and len(shape) == len(given) and axis < len(given) and given[axis] == 1
-        return axis if same else None
-    return None if axis in given or min(given, default=0) < 0 else axis - sum(each < axis for each in given)
+    def _axis_before(self, node: ir.Node, axis: int) -> int | None:
+        """Return which axis of its first input an Unsqueeze or Expand keeps as an axis of its result; None if none."""
+        x = node.inputs[0]
+        given = part(node.inputs[1]) if node.op_type in ("Unsqueeze", "Expand") and len(node.inputs) > 1 else None
+        if x is None or given is None or axis < 0:
+            return None
+        if node.op_type == "Expand":
+            shape = self.of(x)
+            same = shape is not None and len(shape) == len(given) and axis < len(given) and given[axis] == 1
+            return axis if same else None
+        return None if axis in given or min(given, default=0) < 0 else axis - sum(each < axis for each in given)
 
 
 def is_computed(target: ir.Value | None) -> bool:
@@ -214,3 +209,37 @@ def part(value: ir.Value | None) -> list[int] | None:
     """Return the numbers of a constant; None for a computed tensor."""
     tensor = constant(value)
     return None if tensor is None else [int(length) for length in tensor.numpy().reshape(-1)]
+
+
+def _shape_before(value: ir.Value | None) -> ir.Node | None:
+    """Return the Shape whose numbers a tensor has; None if there is none."""
+    while (node := standard(value)) is not None and node.op_type in ("Cast", "Identity"):
+        value = node.inputs[0]
+    return node if node is not None and node.op_type == "Shape" else None
+
+
+def _axes(shape: ir.Node, rank: int | None) -> Sequence[int] | None:
+    """Return the axes whose lengths a Shape returns; None if the rank is unknown."""
+    end = shape.attributes.get_int("end") if "end" in shape.attributes else None
+    return None if rank is None else range(rank)[shape.attributes.get_int("start", 0) : end]
+
+
+def _gathered(node: ir.Node, axes: Sequence[int] | None) -> Sequence[int] | None:
+    """Return the axes that a Gather takes from some; without any, as those of a whole shape if they count from 0."""
+    picked = part(node.inputs[1])
+    if picked is None:
+        return None
+    if axes is None:
+        whole = not {"start", "end"} & {*(standard(node.inputs[0]) or node).attributes}
+        return picked if whole and min(picked, default=-1) >= 0 else None
+    return [axes[index] for index in picked] if all(-len(axes) <= each < len(axes) for each in picked) else None
+
+
+def _sliced(node: ir.Node, axes: Sequence[int] | None) -> Sequence[int] | None:
+    """Return the axes that a Slice takes from some; None before opset 10, where the bounds were attributes."""
+    numbers = [part(value) for value in node.inputs[1:]]
+    if axes is None or len(numbers) < 2 or any(value is None or len(value) != 1 for value in numbers):
+        return None
+    (start,), (end,), *rest = (value for value in numbers if value is not None)
+    (step,) = rest[1] if len(rest) > 1 else (1,)
+    return axes[start:end:step] if step > 0 else None

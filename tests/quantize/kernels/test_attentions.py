@@ -538,3 +538,33 @@ def test_keys_and_values_of_several_queries_are_read_once(text: str, read: list[
     onnx.save(made, tmp_path / "native.onnx")
     (native,) = open_session(tmp_path / "native.onnx").run(None, feed)
     assert np.square(native - before).mean() < 1e-3 * np.square(before).mean()  # 8 bits of normal values
+
+
+GUARDED = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2,4,S,16] q, float[2,4,T,16] k, float[2,4,T,16] v, float[2,1,S,T] m) => (float[2,4,S,16] y)
+    <float scale = {0.25}, float other = {0}> { kt = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, kt) t = Mul(s, scale)
+    u = Add(t, m) p = Softmax<axis = -1>(u) n = IsNaN(p) w = Where(n, other, p) [attend] y = MatMul(w, v) }"""
+
+
+def test_masked_rows_that_become_zero_are_attention(tmp_path: Path) -> None:
+    """PyTorch writes Where(IsNaN(shares), 0, shares), so that a query that sees no key gives 0."""
+    proto = onnx.parser.parse_model(GUARDED)
+    random = np.random.default_rng(0)
+    sizes = {"q": (2, 4, 5, 16), "k": (2, 4, 9, 16), "v": (2, 4, 9, 16)}
+    feed = {name: random.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    feed["m"] = np.where(random.random((2, 1, 5, 9)) < 0.3, -np.inf, 0).astype(np.float32)
+    feed["m"][1, 0, 2] = -np.inf
+    (before,) = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
+    model = ir.from_proto(proto)
+    wrap_attention(model)
+    made = ir.to_proto(model)
+    assert [node.domain for node in made.graph.node] == [NATIVE_DOMAIN]
+    onnx.save(made, tmp_path / "native.onnx")
+    (native,) = open_session(tmp_path / "native.onnx").run(None, feed)
+    assert not native[1, :, 2].any()
+    assert np.square(native - before).mean() < 1e-3 * np.square(before).mean()  # 8 bits of normal values
+
+
+def test_masked_rows_that_become_another_number_are_no_attention() -> None:
+    model = ir.from_proto(onnx.parser.parse_model(GUARDED.replace("{0}", "{0.5}")))
+    assert find_attention(next(node for node in model.graph if node.op_type == "Softmax")) is None

@@ -1,0 +1,96 @@
+"""Targets of reshapes that a model computes from lengths become constants, and results stay."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import reference
+
+from requant.transforms.simplify_reshapes import simplify_reshapes
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17]>
+    lengths (float[{axes}] x) => (float[{free}] y) <{constants}>
+    {{ s = Shape(x) {nodes} a = Reshape(x, first) b = Transpose<perm = {perm}>(a) y = Reshape(b, second) }}"""
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[str, list[int]]:
+    """Draw a model that merges axes, transposes, and splits them again, and the lengths of what it reads.
+
+    The axes have lengths, names, or nothing; both targets are made of the lengths of axes, numbers and one -1 at most.
+    """
+    named = draw(st.lists(st.sampled_from(["A", "B", "C", "", "2", "3"]), min_size=1, max_size=4))
+    sizes = {"A": draw(st.integers(1, 3)), "B": draw(st.integers(1, 3)), "C": draw(st.integers(1, 3)), "2": 2, "3": 3}
+    lengths = [sizes.get(name) or draw(st.integers(1, 3)) for name in named]
+    ends = sorted({0, len(named), *draw(st.lists(st.integers(0, len(named)), max_size=3))})
+    groups = [[*range(one, other)] for one, other in pairwise(ends)]
+    order = draw(st.permutations(range(len(groups))))
+    constants, nodes = list[str](), list[str]()
+
+    def number(value: int) -> str:
+        constants.append(f"int64[1] c{len(constants)} = {{{value}}}")
+        return f"c{len(constants) - 1}"
+
+    def target(name: str, parts: list[list[int]]) -> None:
+        rest, inputs = draw(st.integers(-1, len(parts) - 1)), list[str]()
+        for place, axes in enumerate(parts):
+            if place == rest or len(axes) > 1:
+                inputs.append(number(-1 if place == rest else prod(lengths[axis] for axis in axes)))
+            elif draw(st.booleans()):
+                inputs.append(f"{name}{place}")
+                nodes.append(f"{name}{place} = Gather(s, {number(axes[0])})")
+            else:
+                inputs.append(f"{name}{place}")
+                nodes.append(f"{name}{place} = Slice(s, {number(axes[0])}, {number(axes[0] + 1)})")
+        nodes.append(f"{name} = Concat<axis = 0>({', '.join(inputs)})")
+
+    target("first", groups)
+    target("second", [[axis] for place in order for axis in groups[place]])
+    declared = [name or f"free{axis}" for axis, name in enumerate(named)]
+    text = MODEL.format(
+        axes=", ".join(declared),
+        free=", ".join(f"y{axis}" for axis in range(len(named))),
+        constants=", ".join(constants),
+        nodes=" ".join(nodes),
+        perm=[*order],
+    )
+    return text, lengths
+
+
+def computed(proto: onnx.ModelProto, x: Any) -> Any:
+    """Return the first result of a model."""
+    results: Any = reference.ReferenceEvaluator(proto).run(None, {"x": x})
+    return results[0]
+
+
+@given(case=cases())
+def test_results_stay(case: tuple[str, list[int]]) -> None:
+    text, lengths = case
+    proto = onnx.parser.parse_model(text)
+    made = ir.from_proto(proto)
+    simplify_reshapes(made)
+    x = np.arange(prod(lengths), dtype=np.float32).reshape(lengths)
+    np.testing.assert_array_equal(computed(ir.to_proto(made), x), computed(proto, x))
+
+
+SWAPPED = """<ir_version: 8, opset_import: ["" : 17]>
+    swapped (float[{axes}] x) => (float[a,b,c] y) <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] last = {{3}}>
+    {{ s = Shape(x) m = Gather(s, zero) n = Gather(s, one) t = Concat<axis = 0>(n, m, last) y = Reshape(x, t) }}"""
+
+
+@pytest.mark.parametrize("axes", ['"?","?",3', '"N","N",3', '"N","T",3', '"","",3'])
+def test_a_name_that_an_input_has_twice_says_nothing(axes: str) -> None:
+    """Exporters name all free axes alike; these have other lengths."""
+    proto = onnx.parser.parse_model(SWAPPED.format(axes=axes))
+    made = ir.from_proto(proto)
+    simplify_reshapes(made)
+    x = np.arange(30, dtype=np.float32).reshape(2, 5, 3)
+    assert computed(ir.to_proto(made), x).shape == (5, 2, 3)
