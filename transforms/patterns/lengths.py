@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,6 +16,7 @@ from ..inference import stand_ins
 
 SAME = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze"})
 """Operators whose result has the numbers of their first input, in their order."""
+ARITHMETIC: dict[str, Callable[[int, int], int]] = {"Add": operator.add, "Mul": operator.mul, "Sub": operator.sub}
 WIDEST = {"MatMul": 2, "Add": 1, "Mul": 1, "Sub": 1, "Div": 1}
 """Operators that keep all axes of a tensor but the last one, and the most axes of the constant beside it."""
 
@@ -70,7 +72,11 @@ class Lengths:
             return None if None in parts else [length for each in parts for length in each or ()]
         if node is not None and (node.op_type in SAME or (node.op_type == "Reshape" and part(node.inputs[1]) == [-1])):
             return self.of_target(node.inputs[0])
-        found = None if node is None or node.op_type not in ("Gather", "Shape", "Slice") else self._picked(node)
+        found = None
+        if node is not None and node.op_type in ("Gather", "Shape", "Slice"):
+            found = self._picked(node)
+        elif node is not None and node.op_type in ARITHMETIC:
+            found = self._result(node)
         return self._unknown(target) if found is None else found
 
     def of_expanded(self, target: ir.Value | None) -> list[Length] | None:
@@ -144,6 +150,12 @@ class Lengths:
             return None
         numbers = {axis: each for axis, each in enumerate(lengths or ()) if isinstance(each, int)}
         return [numbers.get(axis, Axis(x, axis)) for axis in axes]
+
+    def _result(self, node: ir.Node) -> list[Length] | None:
+        """Return what arithmetic with two known lengths gives; None for others."""
+        sides = [self.of_target(value) or [] for value in node.inputs]
+        numbers = [length for side in sides if len(side) == 1 for length in side if isinstance(length, int)]
+        return [ARITHMETIC[node.op_type](*numbers)] if len(numbers) == len(sides) else None
 
     def _unknown(self, value: ir.Value | None) -> list[Length] | None:
         """Return None for each computed number of a tensor; None if it is not known how many it has."""
