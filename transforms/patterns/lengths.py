@@ -12,7 +12,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from ..graph import constant
-from ..inference import stand_ins
+from ..inference import Known
 
 SAME = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze"})
 """Operators whose result has the numbers of their first input, in their order."""
@@ -48,7 +48,7 @@ class Lengths:
 
     def __init__(self, model: ir.Model) -> None:
         """Infer the shapes of all tensors; the model does not change."""
-        self._known = stand_ins(model)
+        self._known = Known(model)
         inputs = (value.shape for value in model.graph.inputs if value.shape is not None)
         counts = [Counter(each.value for each in shape if isinstance(each, ir.SymbolicDim)) for shape in inputs]
         # exporters name all free axes "?": a name that one input has twice may stand for two lengths
@@ -56,7 +56,7 @@ class Lengths:
 
     def of(self, value: ir.Value | None) -> Named | None:
         """Return the lengths of the axes of a tensor; None if the rank is unknown."""
-        shape = None if value is None else self._known.get(value, value).shape
+        shape = self._known.shape(value)
         if shape is None:
             return None
         names = [each if isinstance(each, int) else each.value for each in shape]
