@@ -65,6 +65,7 @@ from . import (
     tensorflow_names,
     unfuse_gates,
     unfuse_operators,
+    where_to_add,
     widen_floats,
 )
 from .groups import GROUPS, Member, join, members
@@ -171,5 +172,6 @@ __all__ = [
     "unfuse_gates",
     "unfuse_operators",
     "verify",
+    "where_to_add",
     "widen_floats",
 ]

@@ -86,6 +86,7 @@ EXPECTED_TRANSFORMS = (
     "split_shared_weights",
     "strip_unused_nodes",
     "sum_to_add",
+    "where_to_add",
     "unfuse_gates",
     "unfuse_operators",
     "widen_floats",

@@ -1,0 +1,126 @@
+"""Add a mask to the scores of attention, in place of a Where that replaces scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import (
+    add_initializer,
+    computing_nodes,
+    graph_of,
+    insert_before,
+    made_by,
+    names,
+    node_name,
+    one_number,
+    replace_node,
+    sole_reader,
+    unused_name,
+)
+from .inference import Known
+from .registry import Change, transform
+
+HIDDEN = -1e4  # a score of at most so much has no share of a softmax, beside scores that stand in front of it
+LOWEST = -1e30  # added to a score, it is all that is left of the sum in float32
+SCALING = frozenset({"Add", "Div", "Mul"})
+
+
+@transform("where_to_add", after=("fold_constants",))
+def where_to_add(model: ir.Model) -> Change:
+    """Add a mask to scores that a Where replaces by a number far below 0 in front of a Softmax.
+
+    Before:  p = Softmax(Where(m, -1e9, MatMul(q, k)))
+    After:   p = Softmax(Add(MatMul(q, k), Where(m, -1e30, 0)))
+        Many networks of speech and older decoders mask so. The mask is often smaller than the scores, all layers share
+        it, and the rest is attention as in other networks. Shares stay equal, also where all scores of a row are
+        hidden: the sum is -1e30 for each of them.
+    Before:  y = Where(m, 0, Softmax(Where(m, -1e9, s))), and no other operator reads the Softmax
+    After:   y = Where(IsNaN(p), 0, p), p = Softmax(Add(s, Where(m, -infinity, 0)))
+        A row whose scores are all hidden is 0 in both.
+    Left alone: other numbers than those up to -1e4 (``not-hidden``), scores that are no products (``not-scores``) or of
+        another type than float32 (``not-float32``), and scores with several readers (``shared``).
+    """
+    change, known, taken = Change(), Known(model), names(model)
+    for softmax in computing_nodes(model, "Softmax"):
+        where = made_by(softmax.inputs[0], "Where")
+        if where is None or where.domain:
+            continue
+        found = _hidden(where)
+        if found is None:
+            change.skip("not-hidden")
+        elif sole_reader(where.outputs[0]) is not softmax:
+            change.skip("shared")
+        elif known.dtype(found.scores) is not ir.DataType.FLOAT:
+            change.skip("not-float32")
+        elif not _is_product(found.scores):
+            change.skip("not-scores")
+        else:
+            _add_mask(where, softmax, found, taken)
+            change.applied += 1
+    return change
+
+
+@dataclass(frozen=True, slots=True)
+class _Hidden:
+    """Scores some of which a Where replaces.
+
+    Attributes:
+        scores: The scores.
+        number: What replaces them.
+        stay: The input of the Where that holds the scores: 1 if they stay where the condition is true, else 2.
+    """
+
+    scores: ir.Value
+    number: float
+    stay: int
+
+
+def _hidden(where: ir.Node) -> _Hidden | None:
+    """Return the scores that a Where replaces by a number far below 0; None if it does something else."""
+    for stay in (2, 1):
+        scores, number = where.inputs[stay], one_number(where.inputs[3 - stay], 1)
+        if scores is not None and number is not None and number <= HIDDEN:
+            return _Hidden(scores, number, stay)
+    return None
+
+
+def _is_product(value: ir.Value | None) -> bool:
+    """Whether a tensor is a product of matrices, scaled or with something added."""
+    while (node := value.producer() if value is not None else None) is not None and not node.domain:
+        if node.op_type == "MatMul":
+            return True
+        if node.op_type not in SCALING:
+            return False
+        value = next((each for each in node.inputs if one_number(each, 1) is None), None)
+    return False
+
+
+def _add_mask(where: ir.Node, softmax: ir.Node, found: _Hidden, taken: set[str]) -> None:
+    """Replace one Where by an Add; `merge_duplicate_nodes` gives all layers one mask."""
+    guard = sole_reader(softmax.outputs[0])
+    if guard is not None and not _is_guard(guard, softmax, where, found.stay):
+        guard = None
+    least = -math.inf if guard is not None or found.number == -math.inf else LOWEST
+    graph, stem = graph_of(where), node_name(where)
+    sides: list[ir.Value | None] = [where.inputs[0]] * 3
+    for place, name, number in ((3 - found.stay, "hidden", least), (found.stay, "seen", 0)):
+        sides[place] = add_initializer(graph, unused_name(taken, f"{stem}/{name}"), np.array(number, np.float32))
+    mask = insert_before(where, taken, "Where", sides, stem=f"{stem}/mask")
+    mask.type = ir.TensorType(ir.DataType.FLOAT)
+    replace_node(where, ir.node("Add", [found.scores, mask], name=stem))
+    if guard is not None:
+        is_nan = insert_before(guard, taken, "IsNaN", softmax.outputs, stem=f"{node_name(guard)}/nan")
+        is_nan.type = ir.TensorType(ir.DataType.BOOL)
+        shares, zero = guard.inputs[found.stay], guard.inputs[3 - found.stay]
+        replace_node(guard, ir.node("Where", [is_nan, zero, shares], name=node_name(guard)))
+
+
+def _is_guard(guard: ir.Node, softmax: ir.Node, where: ir.Node, stay: int) -> bool:
+    """Whether a node replaces the shares of hidden scores by 0."""
+    if guard.op_type != "Where" or guard.domain or guard.inputs[0] is not where.inputs[0]:
+        return False
+    return guard.inputs[stay] is softmax.outputs[0] and one_number(guard.inputs[3 - stay], 1) == 0
