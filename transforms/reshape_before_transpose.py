@@ -76,8 +76,8 @@ def transposed_alone(node: ir.Node, whole: Named, between: Named, result: Named)
         groups = [[*range(*bounds)] for bounds in pairwise((0, *ends, len(whole)))]
         merged = [_merged([whole[axis] for axis in group]) for group in groups]
         others = sum(one is None or one != other for one, other in zip(merged, between, strict=True))
-        perm = [axis for place in order for axis in groups[place]]
-        if others <= 1 and [whole[axis] for axis in perm] == [*result]:  # the other lengths tell an unknown one
+        perm = _with_ones([axis for place in order for axis in groups[place]], whole, result)
+        if others <= 1 and perm is not None:  # the other lengths tell an unknown one
             targets = (*node.inputs[1:], *first.inputs[1:])
             replace_node(node, ir.node("Transpose", [first.inputs[0]], {"perm": perm}, name=node_name(turn)))
             remove(turn)
@@ -85,6 +85,16 @@ def transposed_alone(node: ir.Node, whole: Named, between: Named, result: Named)
             discard(*targets)
             return True
     return False
+
+
+def _with_ones(order: Sequence[int], whole: Named, result: Named) -> list[int] | None:
+    """Return an order of axes with those of length 1 where the result has them; None if the other lengths differ."""
+    ones = [axis for axis in order if whole[axis] == 1]
+    rest = [axis for axis in order if whole[axis] != 1]
+    if len(ones) != [*result].count(1) or [whole[axis] for axis in rest] != [each for each in result if each != 1]:
+        return None
+    left, kept = iter(ones), iter(rest)
+    return [next(left) if length == 1 else next(kept) for length in result]
 
 
 def _merged(lengths: Named) -> int | str | None:

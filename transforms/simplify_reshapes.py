@@ -11,6 +11,7 @@ from .graph import (
     computing_nodes,
     discard,
     graph_of,
+    made_by,
     names,
     node_name,
     remove,
@@ -58,6 +59,8 @@ def simplify_reshapes(model: ir.Model) -> Change:
         lengths = Lengths(model)
         for node in computing_nodes(model, "Expand"):
             progress |= _fix_expand(node, lengths, taken, change)
+        for node in computing_nodes(model, *RESHAPES):  # before a reshape between two Transposes moves away
+            progress |= node.graph is not None and _stand_alone(node, lengths, change)
         for node in computing_nodes(model, *RESHAPES):
             if node.graph is not None:  # an earlier merge removes nodes
                 progress |= _fix_target(node, lengths, taken, change)
@@ -112,19 +115,28 @@ def _target(node: ir.Node, numbers: list[int], taken: set[str]) -> ir.Value:
     return add_initializer(graph_of(node), unused_name(taken, f"{node_name(node)}/target"), np.array(numbers, np.int64))
 
 
+def _stand_alone(node: ir.Node, lengths: Lengths, change: Change) -> bool:
+    """Let a Transpose between two reshapes stand alone; return whether it does."""
+    shapes, result = _around_transpose(node, lengths), lengths.of(node.outputs[0])
+    alone = shapes is not None and result is not None and transposed_alone(node, *shapes, result)
+    change.applied += alone
+    return alone
+
+
+def _around_transpose(node: ir.Node, lengths: Lengths) -> tuple[Named, Named] | None:
+    """Return the shapes in front of and behind the reshape that stands before a Transpose; None without both."""
+    turned = made_by(node.inputs[0], "Transpose")
+    first = None if turned is None or turned.inputs[0] is None else turned.inputs[0].producer()
+    if turned is None or first is None or not first.inputs:
+        return None
+    whole, between = lengths.of(first.inputs[0]), lengths.of(turned.inputs[0])
+    return None if whole is None or between is None else (whole, between)
+
+
 def _move(node: ir.Node, lengths: Lengths, taken: set[str], change: Change) -> bool:
-    """Let a Transpose between two reshapes stand alone, or move the second reshape in front; return whether it did."""
-    turned = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if turned is None or turned.op_type != "Transpose" or turned.domain or turned.inputs[0] is None:
-        return False
-    before, result = turned.inputs[0], node.outputs[0]
-    first = before.producer()
-    whole = None if first is None or not first.inputs else lengths.of(first.inputs[0])
-    between, after = lengths.of(before), lengths.of(result)
-    if between is None or after is None:
-        return False
-    alone = whole is not None and transposed_alone(node, whole, between, after)
-    moved = alone or moved_before(node, _fixed(between), _fixed(after), taken)
+    """Move a reshape in front of a Transpose behind another reshape; return whether it moved."""
+    shapes, result = _around_transpose(node, lengths), lengths.of(node.outputs[0])
+    moved = shapes is not None and result is not None and moved_before(node, _fixed(shapes[1]), _fixed(result), taken)
     change.applied += moved
     return moved
 

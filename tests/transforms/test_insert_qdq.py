@@ -265,6 +265,13 @@ KERNELS = {
     "MatMul": ("[a] y = MatMul(x, m)", ROWS, "", "", ["QLinearMatMul"]),
     "MatMul-3d": ("[a] y = MatMul(x, m)", "float[2,5,6] x", "", "", ["QLinearMatMul"]),
     "MatMul-float": ("[a] t = MatMul(x, m) [s] y = Softmax(t)", ROWS, "s", "a", ["MatMulIntegerToFloat", "Softmax"]),
+    "MatMul-3d-bias": (
+        "[a] t = MatMul(x, m) [b] u = Add(t, b) [s] y = Softmax(u)",
+        "float[2,5,6] x",
+        "sb",
+        "a",
+        ["MatMulIntegerToFloat", "Add", "Softmax"],
+    ),
     "MatMul-batched-weights": ("[a] y = MatMul(x, cube)", "float[2,5,6] x", "", "", ["QLinearMatMul"]),
 }
 each_kernel = pytest.mark.parametrize(

@@ -144,12 +144,12 @@ def to_integer_product(node: ir.Node) -> None:
 
     Before:  y = MatMul(DequantizeLinear(x8), DequantizeLinear(W8)), which an Add reads
     After:   y = MatMulIntegerToFloat(x8, W8, x_scale, W_scale, x_zero_point, W_zero_point)
-    ONNX Runtime fuses a MatMul and an Add to a float Gemm before it looks for integer operators.
-    Left alone: a MatMul that the runtime does not fuse: of more than two dimensions, or without an Add.
+    ONNX Runtime fuses a MatMul and an Add to a float Gemm before it looks for integer operators: also between two
+    reshapes where all lengths of more than two axes are known.
+    Left alone: a MatMul without an Add behind it, which the runtime does not fuse.
     """
-    x, reader = node.inputs[0], sole_reader(node.outputs[0])
-    is_matrix = x is not None and (x.shape is None or len(x.shape) == 2)
-    if not is_matrix or reader is None or reader.op_type != "Add" or reader.domain:
+    reader = sole_reader(node.outputs[0])
+    if reader is None or reader.op_type != "Add" or reader.domain:
         return
     (a, a_scale, a_zero), (b, b_scale, b_zero) = (integer_source(value) for value in node.inputs)
     pairs = [value.producer() for value in node.inputs if value is not None]

@@ -49,6 +49,7 @@ class Lengths:
     def __init__(self, model: ir.Model) -> None:
         """Infer the shapes of all tensors; the model does not change."""
         self._known = Known(model)
+        self._found: dict[ir.Value | None, Named | None] = {}
         inputs = (value.shape for value in model.graph.inputs if value.shape is not None)
         counts = [Counter(each.value for each in shape if isinstance(each, ir.SymbolicDim)) for shape in inputs]
         # exporters name all free axes "?": a name that one input has twice may stand for two lengths
@@ -56,11 +57,22 @@ class Lengths:
 
     def of(self, value: ir.Value | None) -> Named | None:
         """Return the lengths of the axes of a tensor; None if the rank is unknown."""
-        shape = self._known.shape(value)
-        if shape is None:
-            return None
-        names = [each if isinstance(each, int) else each.value for each in shape]
-        return [None if each in self._vague else each for each in names]
+        if value not in self._found:
+            shape, node = self._known.shape(value), standard(value)
+            names = None if shape is None else [each if isinstance(each, int) else each.value for each in shape]
+            found: Named | None = None if names is None else [None if each in self._vague else each for each in names]
+            self._found[value] = (
+                self._reshaped(node, found) if node is not None and node.op_type == "Reshape" else found
+            )
+        return self._found[value]
+
+    def _reshaped(self, node: ir.Node, found: Named | None) -> Named | None:
+        """Return the lengths of the result of a Reshape with those that its target tells and onnx does not infer."""
+        given = self.of_target(node.inputs[1]) if len(node.inputs) > 1 else None
+        if found is None or given is None or len(given) != len(found):
+            return found
+        told = [self._name(each.tensor, each.index) if isinstance(each, Axis) else None for each in given]
+        return [one if isinstance(one, int) else other or one for one, other in zip(found, told, strict=True)]
 
     def of_target(self, target: ir.Value | None) -> list[Length] | None:
         """Return the lengths in the target of a Reshape; None if their number is unknown."""
