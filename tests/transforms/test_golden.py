@@ -79,6 +79,7 @@ EXPECTED_TRANSFORMS = (
     "rerange_quantized_concat",
     "round_weights",
     "set_device",
+    "scale_before_clip",
     "simplify_reshapes",
     "sink_transposes",
     "sort_by_execution_order",
