@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +22,10 @@ Hidden states of 256 values that a norm or a tanh ends, read as scores, have 10 
 """
 
 
+Pair: TypeAlias = tuple[str, str]
+"""The name of an input of tokens, and of an output that may score them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """Sums over the predictions of a language model.
@@ -28,28 +34,38 @@ class Divergence:
         output: The output that holds the scores; empty without one.
         nats: The sum of the Kullback-Leibler divergences of the INT8 model's distributions from the float model's.
         predictions: The number of predictions.
+        scored: The inputs of tokens that this output scores, in at least one sample.
+        refused: The inputs and outputs of which a sample has a token without a score. The classes of a tagger of
+            characters are more than the tokens of some words, and fewer than those of others.
     """
 
     output: str = ""
     nats: float = 0.0
     predictions: int = 0
+    scored: frozenset[str] = frozenset()
+    refused: frozenset[Pair] = frozenset()
 
     def with_sample(self, reference: Outputs, candidate: Outputs, sample: Sample) -> Divergence:
         """Return the sums with those of one more sample; they stay as they are if it has no scores of tokens."""
-        name = token_scores(reference, sample)
-        if name is None or self.output not in ("", name):
-            return self
+        pairs = _pairs(reference, sample)
+        refused = self.refused | {pair for pair, fits in pairs.items() if not fits}
+        found = _scored(reference, [pair for pair in pairs if pair not in refused])
+        if found is None or self.output not in ("", found[1]):
+            return replace(self, refused=refused)
+        tokens, name = found
         exact, other = reference[name], candidate[name]
         nats = math.inf if exact.shape != other.shape else divergence(exact, other)
-        return Divergence(name, self.nats + nats, self.predictions + math.prod(exact.shape[:-1]))
+        count = math.prod(exact.shape[:-1])
+        return Divergence(name, self.nats + nats, self.predictions + count, self.scored | {tokens}, refused)
 
     @property
     def mean(self) -> float | None:
-        """The mean divergence in nats; None without predictions.
+        """The mean divergence in nats; None without predictions, or if samples have tokens without a score.
 
         On text that the float model would write itself, the perplexity grows by the factor ``exp(mean)``.
         """
-        return self.nats / self.predictions if self.predictions else None
+        known = any((tokens, self.output) not in self.refused for tokens in self.scored)
+        return self.nats / self.predictions if known and self.predictions else None
 
 
 def token_scores(outputs: Outputs, sample: Sample) -> str | None:
@@ -58,12 +74,25 @@ def token_scores(outputs: Outputs, sample: Sample) -> str | None:
     It has the axes of an integer input of tokens (N, T), and a last axis (N, T, V) that is longer than every token. Its
     distributions have peaks: the hidden states of an encoder of few symbols may have these axes too.
     """
+    found = _scored(outputs, [pair for pair, fits in _pairs(outputs, sample).items() if fits])
+    return None if found is None else found[1]
+
+
+def _pairs(outputs: Outputs, sample: Sample) -> dict[Pair, bool]:
+    """Return whether the last axis of each output (N, T, V) is longer than every token of each input (N, T)."""
     scores = {name: value for name, value in outputs.items() if is_float(value) and value.ndim == SEQUENCE}
-    for tokens in filter(_are_tokens, sample.feed.values()):
-        for name, value in scores.items():
-            if value.shape[:-1] == tokens.shape and value.shape[-1] > tokens.max() and _have_peaks(value):
-                return name
-    return None
+    return {
+        (given, name): bool(value.shape[-1] > tokens.max())
+        for given, tokens in sample.feed.items()
+        if _are_tokens(tokens)
+        for name, value in scores.items()
+        if value.shape[:-1] == tokens.shape
+    }
+
+
+def _scored(outputs: Outputs, pairs: Sequence[Pair]) -> Pair | None:
+    """Return the first of the pairs whose output has distributions with peaks; None if there is none."""
+    return next((pair for pair in pairs if _have_peaks(outputs[pair[1]])), None)
 
 
 def _have_peaks(scores: Array) -> bool:
@@ -83,15 +112,18 @@ def _are_tokens(array: Array) -> bool:
 def divergence(exact: Array, other: Array) -> float:
     """Return the sum of ``sum(p log(p / q))`` over rows of scores (N, T, V), in nats; infinite if it is not finite.
 
-    Scores that are no probabilities are logits.
+    Scores that are no probabilities are logits. A probability q of 0 is one that its dtype cannot hold: where p is
+    larger, q counts as the least normal value of the dtype at least, 6e-5 in float16.
     """
     rows, others = (each.reshape(-1, each.shape[-1]) for each in (exact, other))
     logits = not are_probabilities(rows)
+    least = -math.inf if logits else math.log(np.finfo(other.dtype).smallest_normal)
     total = 0.0
     for start in range(0, len(rows), ROWS):
         logs = [_logarithms(each[start : start + ROWS].astype(np.float64), logits) for each in (rows, others)]
         with np.errstate(invalid="ignore", over="ignore"):
-            weighted = np.exp(logs[0]) * (logs[0] - logs[1])
+            held = np.maximum(logs[1], np.minimum(logs[0], least))
+            weighted = np.exp(logs[0]) * (logs[0] - held)
         total += float(np.where(np.isneginf(logs[0]), 0.0, weighted).sum())
     return max(total, 0.0) if math.isfinite(total) else math.inf  # rounding can make it a little less than 0
 

@@ -12,7 +12,7 @@ from requant.calibration.samples import Sample
 from requant.quantize.accuracy.classes import Array
 from requant.quantize.accuracy.outputs import compare_outputs
 from requant.quantize.accuracy.promise import promise
-from requant.quantize.accuracy.tokens import divergence, token_scores
+from requant.quantize.accuracy.tokens import Divergence, divergence, token_scores
 
 TOKENS = np.array([[1, 5, 9, 3]], np.int64)
 VOCABULARY = 10
@@ -42,7 +42,17 @@ def test_the_divergence_is_that_of_the_definition(seed: int, noise: float, shift
 def test_probabilities_are_no_logits() -> None:
     p, q = np.array([[[0.5, 0.5, 0.0]]], np.float32), np.array([[[0.25, 0.5, 0.25]]], np.float32)
     assert divergence(p, q) == pytest.approx(0.5 * math.log(2))
-    assert divergence(q, p) == math.inf  # the second model gives 0 to what the first one writes
+    lost = 0.25 * (math.log(0.25) - math.log(np.finfo(np.float32).smallest_normal))
+    assert divergence(q, p) == pytest.approx(0.25 * math.log(0.5) + lost)  # no probability of a Softmax is 0
+
+
+def test_a_probability_that_float16_cannot_hold_is_not_infinitely_wrong() -> None:
+    """Softmax in float16 writes 0 for what is less than 6e-8."""
+    p, q = np.array([[[1.0, 1e-7]]], np.float16), np.array([[[1.0, 0.0]]], np.float16)
+    assert divergence(p, q) == divergence(q, p) == 0.0
+    p = np.array([[[0.99, 0.01]]], np.float16)
+    assert divergence(p, q) == pytest.approx(0.01 * math.log(0.01 / 6.1035e-5) + 0.99 * math.log(0.99), rel=0.01)
+    assert divergence(p, np.full_like(p, np.nan)) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -86,3 +96,23 @@ def test_the_perplexity_judges_a_language_model(noise: float, kept: bool) -> Non
     assert (judged.judge, judged.kept) == ("perplexity", kept)
     assert judged.text == f"perplexity +{math.expm1(nats):.2%} on text of the float model's own, 0.50% are allowed"
     assert judged.excess == pytest.approx(nats / math.log(1.005))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_token_without_a_score_says_that_no_sample_has_scores_of_tokens(order: int) -> None:
+    """A tagger of characters: words of the first letters only have more classes than tokens."""
+    words = [np.array([[1, 5, 9, 3]]), np.array([[1, 5, 12, 3]]), np.array([[2, 2, 4, 3]])][::order]
+    found = Divergence()
+    for seed, word in enumerate(words):
+        sample = Sample({"letters": word}, None, "here")
+        found = found.with_sample({"y": logits(seed)}, {"y": logits(seed + 10)}, sample)
+    assert found.mean is None
+
+
+def test_positions_beyond_the_vocabulary_leave_the_tokens_their_scores() -> None:
+    found = Divergence()
+    for last in (9, 3, 40):
+        feed = {"positions": np.array([[0, 1, 2, last]]), "ids": TOKENS}
+        found = found.with_sample({"y": logits(last)}, {"y": logits(last)}, Sample(feed, None, "here"))
+    assert (found.mean, found.predictions) == (0.0, 12)
+    assert found.scored == {"positions", "ids"}
