@@ -12,6 +12,8 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.session import Array
 from ...transforms.graph import nodes_by_name
+from ...transforms.int8.block_weights import in_blocks
+from ...transforms.int8.plan import Impl
 from ...transforms.int8.weights import Adjustment
 from ..job import Candidate, Job
 from ..options.efforts import EFFORTS
@@ -39,6 +41,8 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
 
     def correct_blocks(layer: BlockLayer) -> tuple[Adjustment, list[Array]]:
         nonlocal budget
+        if layer.node.inputs[1] in shared:
+            return Adjustment(), layer.run(in_blocks(layer.rows, layer.form))
         cost = block_operations(layer)
         rounding = "rounding" in job.corrections and cost <= budget
         budget -= cost if rounding else 0
@@ -65,6 +69,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
 def _shared_weights(job: Job, candidate: Candidate) -> frozenset[ir.Value]:
     """Return the weights that several units read in integers. Rounded for each unit, each would have its own copy."""
     nodes, plan = nodes_by_name(job.simple), candidate.plan
-    read = [nodes[unit.nodes[0]].inputs[1:2] for unit in plan.units if plan.impl(unit).reads_u8]
+    forms = [impl for impl in Impl if impl.reads_u8 or impl.in_blocks]
+    read = [nodes[unit.nodes[0]].inputs[1:2] for unit in plan.units if plan.impl(unit) in forms]
     counts = Counter(weights for inputs in read for weights in inputs if weights is not None)
     return frozenset(weights for weights, count in counts.items() if count > 1)

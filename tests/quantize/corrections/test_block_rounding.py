@@ -73,3 +73,37 @@ def test_rounding_learned_on_data_lowers_the_error_on_other_data(
         assert result.forms == {"block": 1}
         errors[name] = error(model, output, correlated[12:])
     assert errors["rounding"] < 0.7 * errors["means"]
+
+
+def test_weights_that_two_products_share_are_written_once(
+    correlated: list[dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    """Learned for each product, they would be two constants, and two layers would be as large as two weights."""
+    head = '<ir_version: 10, opset_import: ["" : 21]>'
+    nodes = "[one] a = MatMul (x, w) r = Relu (a) [two] b = MatMul (r, w) s = Relu (b) [own] y = MatMul (s, v)"
+    proto = onnx.parser.parse_model(f"{head} g (float[m,{COLUMNS}] x) => (float[m,{COLUMNS}] y) {{ {nodes} }}")
+    random = np.random.default_rng(5)
+    for name in "wv":
+        weights = random.standard_normal((COLUMNS, COLUMNS)).astype(np.float32) / 8
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
+    onnx.save(proto, tmp_path / "float.onnx")
+    written = {}
+    for name in ("means", "rounding"):
+        options = Options(
+            selection=Selection(strategy=Strategy.BLOCK),
+            scheme=Scheme(block_bits=4, block_size=16),
+            corrections=(name,),
+            force_int8=True,
+            seconds=0.0,
+        )
+        result = quantize_model(tmp_path / "float.onnx", correlated, tmp_path / f"{name}.onnx", options)
+        assert result.forms == {"block": 3}
+        graph = onnx.load(tmp_path / f"{name}.onnx").graph
+        arrays = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+        products = [node for node in graph.node if node.op_type == "MatMulNBits"]
+        assert [list(node.input[1:3]) for node in products[:1]] == [list(node.input[1:3]) for node in products[1:2]]
+        written[name] = [arrays[node.input[1]] for node in products]
+        assert len([array for array in arrays.values() if array.dtype == np.uint8]) == 2
+    shared, _, own = zip(*written.values(), strict=True)
+    assert np.array_equal(*shared)
+    assert not np.array_equal(*own)
