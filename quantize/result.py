@@ -178,7 +178,12 @@ class Result:
             return "random inputs" if self.samples else "no data"
         if self.ranges:
             return "data that gave no ranges"
-        return "held-out calibration data" if self.promise is not None and self.promise.apart else "calibration data"
+        return "held-out calibration data" if self.apart else "calibration data"
+
+    @property
+    def apart(self) -> bool:
+        """Whether the models were judged on samples that gave no ranges."""
+        return self.promise is not None and self.promise.apart
 
     def rows(self) -> list[Row]:
         """Return the table: a name and a value in each row."""
@@ -233,7 +238,7 @@ class Result:
             "kernels": dict(self.kernels),
             "float_nodes": [{"name": n.name, "operator": n.operator, "reason": n.reason} for n in self.float_nodes],
             "relieved_channels": dict(self.relieved),
-            **accuracy_json(self.accuracy),
+            **accuracy_json(self.accuracy, apart=self.apart),
             "latency": self.latency and latency_json(self.latency),
             **_latencies_json(self.latencies),
             "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
@@ -324,15 +329,17 @@ def _accuracy(result: Result) -> Iterator[Row]:
         return
     yield data_row(result.samples, result.data)
     if result.promise is not None:
-        yield promise_row(result.promise, where)
-    yield from accuracy_rows(result.accuracy, where, result.promise.judge if result.promise is not None else "")
+        fitted = "" if result.apart or not result.calibration else ", which gave the ranges too"
+        yield promise_row(result.promise, where + fitted)
+    shown = result.promise.judge if result.promise is not None else ""
+    yield from accuracy_rows(result.accuracy, where, shown, apart=result.apart)
 
 
 def _rejected(result: Result) -> Iterator[Row]:
     """Yield the accuracy and the latency of the INT8 model that was not written."""
     if result.rejected is None:
         return
-    rows = list(accuracy_rows(result.rejected[0], result.measured_on))
+    rows = list(accuracy_rows(result.rejected[0], result.measured_on, apart=result.apart))
     rows += (row for timed in result.rejected_latencies for row in latency_rows(timed))
     yield from ((f"rejected {name}" if name else "", value) for name, value in rows)
 
@@ -404,7 +411,7 @@ def _rejected_json(result: Result) -> dict[str, Any] | None:
         return None
     accuracy, latency = result.rejected
     return {
-        **accuracy_json(accuracy),
+        **accuracy_json(accuracy, apart=result.apart),
         "latency": latency_json(latency),
         **_latencies_json(result.rejected_latencies),
     }

@@ -424,27 +424,33 @@ def paired_interval(broken: int, fixed: int, items: int) -> Interval:
     return max(-1.0, middle - reach), min(1.0, middle + reach)
 
 
-def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
-    """Return plain JSON values: agreement, counts against labels, SQNR; null if a value is unknown or not finite."""
-    labelled, agreed = accuracy.labelled, accuracy.agreement_interval
+def accuracy_json(accuracy: Accuracy, *, apart: bool = True) -> dict[str, Any]:
+    """Return plain JSON values: agreement, counts against labels, SQNR; null if a value is unknown or not finite.
+
+    Args:
+        accuracy: Float against INT8.
+        apart: Whether the samples gave no ranges; if they did, the intervals for other data are unknown.
+    """
+    labelled, agreed = accuracy.labelled, accuracy.agreement_interval if apart else None
+    whole, lows = (accuracy.whole_interval, accuracy.least_db) if apart else (None, lambda _: math.nan)
     return {
         "agreement": accuracy.agreement,
         "agreement_interval": agreed and list(agreed),
         "predicted_drop": accuracy.predicted_drop,
         "predicted_item_drop": accuracy.whole_drop,
-        "predicted_item_drop_interval": accuracy.whole_interval and list(accuracy.whole_interval),
+        "predicted_item_drop_interval": whole and list(whole),
         "items": labelled and labelled.items,
         "float_accuracy": labelled and labelled.float_accuracy,
         "int8_accuracy": labelled and labelled.int8_accuracy,
         "broken": labelled and labelled.broken,
         "fixed": labelled and labelled.fixed,
         "p_value": labelled and labelled.p_value,
-        "drop_interval": labelled and list(labelled.drop_interval),
+        "drop_interval": list(labelled.drop_interval) if labelled and apart else None,
         "whole_items": accuracy.whole_labelled and asdict(accuracy.whole_labelled),
         "divergence": None if accuracy.divergence is None else finite(accuracy.divergence),
         "sqnr_db": finite(accuracy.worst_sqnr_db),
         "worst_sample": accuracy.worst_sample and accuracy.worst_sample.to_json(),
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
-        "sqnr_low_db_by_output": {name: finite(accuracy.least_db(name)) for name in accuracy.sqnr_db},
+        "sqnr_low_db_by_output": {name: finite(lows(name)) for name in accuracy.sqnr_db},
         "sqnr_db_by_part": {name: finite(value) for name, value in accuracy.quiet_db.items()},
     }

@@ -83,9 +83,9 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
 
     Args:
         accuracy: The comparison with the float model.
-        apart: Whether the samples gave no ranges.
+        apart: Whether the samples gave no ranges. If they did, other data may lose more: no text speaks of confidence.
     """
-    by_class = _by_labels(accuracy) or _by_scores(accuracy)
+    by_class = _by_labels(accuracy) or _by_scores(accuracy, apart)
     many = accuracy.items >= FEWEST and accuracy.predictions == accuracy.items
     alone = by_class is not None and (by_class.judge == "labels" or many)
     others = {name: value for name, value in accuracy.results_db.items() if not alone or name != accuracy.class_output}
@@ -97,7 +97,7 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     by_part = _by_part(parts) if parts else None
     nothing_else = by_class is None and by_part is None
     low = _low_db(accuracy, others, by_class)
-    by_sqnr = _by_sqnr(others, low) if others or nothing_else else None
+    by_sqnr = _by_sqnr(others, low, apart) if others or nothing_else else None
     by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
     found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
     nearest = max((each for each in found if each.judge == found[0].judge), key=lambda each: each.excess)
@@ -122,8 +122,8 @@ def _by_labels(accuracy: Accuracy) -> Promise | None:
     return _of_drop("labels", not lost, text, max(drop, 0.0))
 
 
-def _by_scores(accuracy: Accuracy) -> Promise | None:
-    """Judge by the predicted drop of class scores; None if nothing predicts it."""
+def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
+    """Judge by the predicted drop of class scores; None if nothing predicts it. `apart` is that of `promise`."""
     if not predicts(accuracy) or accuracy.whole_drop is None or accuracy.whole_interval is None:
         return None
     high, fine = accuracy.whole_interval[1], accuracy.sqnr_db.get(accuracy.class_output, -math.inf)
@@ -132,7 +132,8 @@ def _by_scores(accuracy: Accuracy) -> Promise | None:
         return _of_worst(fine, f"{decibels_text(fine)} at {place}", FINE_DB)
     whole = "" if accuracy.predictions == accuracy.items else " of whole sequences"
     drop = f"predicted drop {100 * accuracy.whole_drop:.2f} points{whole}"
-    text = f"{drop}, at most {100 * high:.2f} with 95 % confidence"
+    end = f"{100 * high:.2f}"
+    text = f"{drop}, {f'at most {end} with 95 % confidence' if apart else f'{end} with the spread of the items'}"
     kept = high < POINTS
     found = _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
     return found if kept else replace(found, excess=min(found.excess, (_amplitude(fine) / _amplitude(FINE_DB)) ** 2))
@@ -182,19 +183,20 @@ def _low_db(accuracy: Accuracy, outputs: Iterable[str], by_class: Promise | None
     return {name: accuracy.sqnr_db[name] if name == judged else accuracy.least_db(name) for name in outputs}
 
 
-def _by_sqnr(sqnr_db: Mapping[str, float], low_db: Mapping[str, float]) -> Promise:
+def _by_sqnr(sqnr_db: Mapping[str, float], low_db: Mapping[str, float], apart: bool) -> Promise:
     """Judge by the output whose SQNR has the lowest lower end.
 
     Args:
         sqnr_db: The SQNR of each output, in dB.
         low_db: The lower end of the interval of each of them, in dB.
+        apart: Whether the samples gave no ranges.
     """
     worst = min(low_db, key=low_db.__getitem__, default="")
     mean, low = sqnr_db.get(worst, math.inf), low_db.get(worst, math.inf)
-    sure = f", at least {decibels_text(low)} with 95 % confidence" if low < mean else ""
-    return _of_worst(
-        mean if low >= LEAST_DB else low, f"{decibels_text(mean)} at {worst_place(low_db)}{sure}", LEAST_DB
-    )
+    end = decibels_text(low)
+    text = f", at least {end} with 95 % confidence" if apart else f", {end} with the spread of the samples"
+    told = f"{decibels_text(mean)} at {worst_place(low_db)}{text if low < mean else ''}"
+    return _of_worst(mean if low >= LEAST_DB else low, told, LEAST_DB)
 
 
 def _by_part(parts_db: Mapping[str, tuple[str, float]]) -> Promise:

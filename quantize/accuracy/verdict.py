@@ -151,19 +151,21 @@ def _scores(found: Versus) -> tuple[str, str]:
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
-def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[Row]:
+def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, apart: bool = True) -> Iterator[Row]:
     """Yield counts against labels, agreement, predicted drop and SQNR, each with its data.
 
     Args:
         accuracy: Float against INT8.
         where: The data, in words.
         shown: What other rows show: the name of a metric, or the judge of a promise.
+        apart: Whether the samples gave no ranges; if they did, no interval for other data is shown.
     """
     labelled = accuracy.labelled
     if labelled is not None and shown != "top1":
         yield "top-1", f"{labelled.float_accuracy:.2%} -> {labelled.int8_accuracy:.2%} ({where})"
         drop, (low, high) = labelled.float_accuracy - labelled.int8_accuracy, labelled.drop_interval
-        yield "drop", f"{points(drop)} points ({where}), 95 % interval {points(low)} to {points(high)}"
+        interval = f", 95 % interval {points(low)} to {points(high)}" if apart else ""
+        yield "drop", f"{points(drop)} points ({where}){interval}"
         yield _items_row(labelled, where)
     whole = accuracy.whole_labelled
     if whole is not None:
@@ -176,7 +178,7 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "") -> Iterator[R
         )
     by_class = labelled is not None or is_sure(accuracy)
     if by_class:  # near chance, an agreement says nothing: it may be an embedding
-        yield from _class_rows(accuracy, where, shown)
+        yield from _class_rows(accuracy, where, shown, apart)
     places = accuracy.places_db
     for name, value in places.items():
         if not (len(places) == 1 and shown in ("sqnr", "SQNR")):
@@ -193,25 +195,27 @@ def _items_row(found: Labelled | Versus, where: str) -> Row:
     return "items", f"{counted}, exact binomial p = {found.p_value:.3g}"
 
 
-def _class_rows(accuracy: Accuracy, where: str, shown: str) -> Iterator[Row]:
-    """Yield the rows about classes that need no labels."""
+def _class_rows(accuracy: Accuracy, where: str, shown: str, apart: bool) -> Iterator[Row]:
+    """Yield the rows about classes that need no labels; the arguments are those of `accuracy_rows`."""
     agreed = accuracy.agreement_interval
     if accuracy.agreement is not None and agreed is not None and shown != "agreement":
         others = f"; classes of {', '.join(accuracy.left_out)} are not counted" if accuracy.left_out else ""
-        yield "top-1 agreement", f"{accuracy.agreement:.2%} ({where}), 95 % interval from {agreed[0]:.2%}{others}"
+        interval = f", 95 % interval from {agreed[0]:.2%}" if apart else ""
+        yield "top-1 agreement", f"{accuracy.agreement:.2%} ({where}){interval}{others}"
     if accuracy.predicted_drop and shown != "class scores":
-        yield "predicted drop", f"{points(accuracy.predicted_drop)} points, without labels ({where}){_whole(accuracy)}"
+        whole = _whole(accuracy, apart)
+        yield "predicted drop", f"{points(accuracy.predicted_drop)} points, without labels ({where}){whole}"
 
 
-def _whole(accuracy: Accuracy) -> str:
-    """Return the predicted drop of whole items with its interval; empty if nothing is known of it."""
+def _whole(accuracy: Accuracy, apart: bool) -> str:
+    """Return the predicted drop of whole items, with its interval if `apart`; empty if nothing is known of it."""
     if accuracy.whole_drop is None or accuracy.whole_interval is None:
         return ""
     low, high = accuracy.whole_interval
-    of_items = (
-        "" if accuracy.items == accuracy.predictions else f" {points(accuracy.whole_drop)} points of whole items,"
-    )
-    return f";{of_items} 95 % interval {points(low)} to {points(high)}"
+    whole = accuracy.items != accuracy.predictions
+    told = [f"{points(accuracy.whole_drop)} points of whole items"] if whole else []
+    told += [f"95 % interval {points(low)} to {points(high)}"] if apart else []
+    return f"; {', '.join(told)}" if told else ""
 
 
 def data_row(samples: int, data: str) -> Row:

@@ -345,6 +345,10 @@ def test_the_interval_of_an_sqnr_is_told() -> None:
     found = promise(Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}))
     text = "21.4 dB at y, at least 19.8 dB with 95 % confidence, 20 dB are needed"
     assert (found.text, found.kept) == (text, False)
+    fitted = promise(Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}), apart=False)
+    assert fitted.text == "21.4 dB at y, 19.8 dB with the spread of the samples, 20 dB are needed"
+    assert fitted == replace(found, text=fitted.text, apart=False)
+    assert promise(SCORES, apart=False).text == "predicted drop 0.10 points, 0.30 with the spread of the items"
     assert found.excess == pytest.approx(10**0.02)  # 0.2 dB
 
 

@@ -189,9 +189,30 @@ def test_each_number_of_accuracy_says_on_which_data(labelled: Labelled | None) -
     result = replace(RESULT, **with_accuracy(replace(CLASSES, labelled=labelled)))
     rows = [text for name, text in result.rows() if name in ACCURACY]
     assert len(rows) >= 3
-    assert [text for text in rows if "(calibration data)" not in text] == []
+    assert [text for text in rows if "(calibration data" not in text] == []
     random = replace(result, promise=None, data="random inputs (x [1, 4])")
     assert [row for row in random.rows() if row[0] in ACCURACY] == [("SQNR", "45.5 dB at logits (random inputs)")]
+
+
+@pytest.mark.parametrize("labelled", [None, Labelled(64, 63, 62, 1, 0)], ids=["scores", "labels"])
+@pytest.mark.parametrize("judge", [CLASSES, replace(CLASSES, agreement=None, low_db={"logits": 44.0})])
+def test_samples_that_gave_the_ranges_claim_no_interval(judge: Accuracy, labelled: Labelled | None) -> None:
+    """Their loss is less than that of other data."""
+    accuracy = replace(judge, labelled=labelled)
+    made = [
+        replace(RESULT, rejected=(accuracy, FAST), **with_accuracy(accuracy, apart=apart)) for apart in (False, True)
+    ]
+    fitted, held = (each.rows() for each in made)
+    assert [text for _, text in fitted if "95 %" in text] == []
+    assert any("95 %" in text for _, text in held)
+    assert dict(fitted)["accuracy"].endswith(" (calibration data, which gave the ranges too)")
+    assert dict(held)["accuracy"].endswith(" (held-out calibration data)")
+    dynamic = dict(replace(made[0], calibration="").rows())
+    assert dynamic["accuracy"].endswith(" (calibration data)")
+    for told in (made[0].to_json(), made[0].to_json()["rejected"]):
+        assert told["drop_interval"] is told["agreement_interval"] is told["predicted_item_drop_interval"] is None
+        assert told["sqnr_low_db_by_output"] == {"logits": None}
+    assert made[1].to_json()["sqnr_low_db_by_output"] == {"logits": accuracy.least_db("logits")}
 
 
 def test_a_float_output_is_not_called_qdq() -> None:
