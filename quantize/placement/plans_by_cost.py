@@ -28,6 +28,7 @@ from .reasons import (
     FLOAT_ABSORBED,
     FLOAT_FASTER,
     NEIGHBOURS_COST_MORE,
+    NOISE_AROUND_COSTS_MORE,
     NOISE_COSTS_MORE,
     NOTHING_COMPUTES,
     TOO_NOISY,
@@ -113,7 +114,8 @@ def _choice(every: Sequence[Prices], unit: Unit, impl: Impl, factor: float) -> C
     gain = in_float - in_int8
     conversions = factor * prices.stretch * conversions_around(prices, unit)
     if noise_around(prices, unit) > gain or (prices.noise_price > 0 and conversions < gain):
-        return Choice(Impl.FLOAT, NOISE_COSTS_MORE.about(gain))
+        adds_none = unit.op in OPS and OPS[unit.op].kind == "same"
+        return Choice(Impl.FLOAT, (NOISE_AROUND_COSTS_MORE if adds_none else NOISE_COSTS_MORE).about(gain))
     if conversions >= gain:
         return Choice(Impl.FLOAT, CONVERSIONS_COST_MORE.about(gain, conversions))
     return Choice(Impl.FLOAT, NEIGHBOURS_COST_MORE.about(gain))

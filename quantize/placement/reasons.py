@@ -71,6 +71,9 @@ NOTHING_COMPUTES = Reason("nothing-computes", "nothing computes in integers")
 FLOAT_FASTER = Reason("float-faster", "float takes {:.0f} us here, int8 {:.0f} us")
 FLOAT_ABSORBED = Reason("float-absorbed", "another operator's kernel computes it in float, int8 takes {:.0f} us here")
 NOISE_COSTS_MORE = Reason("noise-costs-more", "int8 saves {:.0f} us here, less than its noise is worth")
+NOISE_AROUND_COSTS_MORE = Reason(  # of a unit that moves or selects values, and adds no noise itself
+    "noise-costs-more", "int8 saves {:.0f} us here, less than the noise of uint8 tensors around it is worth"
+)
 CONVERSIONS_COST_MORE = Reason("conversions-cost-more", "int8 saves {:.0f} us here, its conversions take {:.0f} us")
 NEIGHBOURS_COST_MORE = Reason(
     "neighbours-cost-more", "int8 saves {:.0f} us here, less than it costs the units around it"

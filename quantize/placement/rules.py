@@ -251,6 +251,10 @@ def _first_form(unit: Unit, facts: Facts) -> Choice:
     telling = next((reason for reason in reasons if reason is not NO_FORM), NONE)
     if row.kind != "float" and not row.native_u8:
         return Choice(Impl.FLOAT, telling or why_float(unit.op))
+    if strategy is Strategy.AUTO and row.native_u8:  # costs may give it this form, which `ORDERS` lacks
+        native = OBSTACLES[Impl.U8_NATIVE](unit, facts, strategy)
+        if native and native is not NO_FORM:
+            return Choice(Impl.FLOAT, native)
     return Choice(Impl.FLOAT, Reason(row.why.code, f"{row.why}; {telling}") if telling else row.why)
 
 

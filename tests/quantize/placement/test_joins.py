@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.joins import joins_of, unrounded
-from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
+from requant.quantize.placement.plans_by_cost import _choice, cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, noise_cost, plan_noise_cost
 from requant.quantize.placement.rules import able, all_int8_plan, choose_by, native_plan
 from requant.quantize.runtime.machine import Machine
@@ -106,9 +106,8 @@ def test_a_convolution_is_native_where_that_pays_for_what_it_absorbs(
     assert found["second"] is found["sum"] is Impl.U8
 
 
-@pytest.mark.parametrize(("native", "beside"), [(20.0, True), (24.0, True), (40.0, False)])
-def test_a_unit_between_native_operators_is_native_unless_that_takes_much_longer(native: float, beside: bool) -> None:
-    """A kernel of the runtime between two of them may need another layout, which is not among its costs."""
+def pooled(native: float = 20.0) -> Prices:
+    """Return prices of a pool between two convolutions; as a native operator it takes `native` microseconds."""
     made = ir.from_onnx_text(POOLED)
     given = replace(facts_of(made), static=True, native=True, ranges=dict.fromkeys(SHAPES, (-1.0, 1.0)))
     rules = choose_by(given, made)
@@ -117,12 +116,26 @@ def test_a_unit_between_native_operators_is_native_unless_that_takes_much_longer
     costs = {"first": row(200.0, 20.0), "pool": row(20.0, native), "second": row(200.0, 20.0)}
     rows = {keys[name]: {impl.value: us for impl, us in each.items()} for name, each in costs.items()}
     space = Space(given, rules, forms, SHAPES, keys, frozenset({"c"}), {})
-    plan = cheapest_plan(Prices.of(space, Costs(Machine("1", "a cpu", 1), rows), {}))
+    return Prices.of(space, Costs(Machine("1", "a cpu", 1), rows), {})
+
+
+@pytest.mark.parametrize(("native", "beside"), [(20.0, True), (24.0, True), (40.0, False)])
+def test_a_unit_between_native_operators_is_native_unless_that_takes_much_longer(native: float, beside: bool) -> None:
+    """A kernel of the runtime between two of them may need another layout, which is not among its costs."""
+    plan = cheapest_plan(pooled(native))
     assert chosen(plan) == {
         "first": Impl.U8_NATIVE,
         "pool": Impl.U8_NATIVE if beside else Impl.U8,
         "second": Impl.U8_NATIVE,
     }
+
+
+@pytest.mark.parametrize(("name", "noise"), [("first", "its noise"), ("pool", "the noise of uint8 tensors around it")])
+def test_a_unit_that_selects_values_has_no_noise_of_its_own(name: str, noise: str) -> None:
+    known = replace(pooled(), noise_price=1e6)
+    unit = next(unit for unit in known.space.rules.units if unit.name == name)
+    reason = _choice([known], unit, Impl.FLOAT, 1.0).reason
+    assert (reason.code, reason.text) == ("noise-costs-more", f"int8 saves 480 us here, less than {noise} is worth")
 
 
 def test_nothing_is_rounded_between_a_convolution_and_what_it_absorbs() -> None:

@@ -791,3 +791,18 @@ def test_a_batch_normalization_is_a_scale_and_a_shift_that_native_operators_comp
     assert "no integer kernel for BatchNormalization; a native operator computes it" in reason(plan, "norm")
     (unit,) = [unit for unit in plan.units if "norm" in unit.nodes]
     assert (Impl.U8_NATIVE in able(facts, plan)[unit.name]) is native
+
+
+@pytest.mark.parametrize(
+    ("known", "says"),
+    [
+        ({"kept_float": {"b": "in uint8 'b' alone leaves 3 dB"}}, "in uint8 'b' alone leaves 3 dB"),
+        ({"native": False}, "the runtime has no integer kernel for Elu"),
+        ({}, "the runtime has no integer kernel for Elu"),  # of the rules, which have no native form for it
+    ],
+    ids=["kept-float", "stock", "free"],
+)
+def test_a_function_that_native_operators_compute_has_its_own_reason(known: dict[str, Any], says: str) -> None:
+    model = between("[g] b = Elu(a)")
+    facts = dataclasses.replace(facts_of(model), **{"static": True, "native": True, **known})
+    assert reason(choose_by(facts, model), "g") == says
