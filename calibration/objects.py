@@ -318,7 +318,8 @@ def _as_sample(item: object, where: str, inputs: Sequence[InputSpec], *, unbatch
         got = f"a tuple of {len(item)}" if isinstance(item, tuple) else type(item).__name__
         hint = f"; the model has inputs {', '.join(spec.name for spec in needed)}" if len(needed) > 1 else ""
         if isinstance(item, list) and item and all(isinstance(each, Mapping) for each in item):
-            hint = "; a list of feeds is a sequence, for a model with a state (DataSpec(state=['OUT=IN']))"
+            option = "--state OUT=IN, in Python: DataSpec(state=['OUT=IN'])"
+            hint = f"; a list of feeds is a sequence, for a model with a state ({option})"
         raise DataError(f"{where}: expected a dict of arrays or a (dict, label) pair, got {got}{hint}")
     feed = dict(feed)
     names = {spec.name for spec in inputs}

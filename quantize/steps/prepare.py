@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -281,19 +281,41 @@ def _notes(
     """Return what the user should know of the models, the data and the request before any unit becomes int8."""
     source = reference.source
     notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(source, judged=request.judged)]
-    notes += [*reference.notes, *_state_notes(source)]
+    notes += [*reference.notes, *_state_notes(source, passed_on(plain.model))]
     notes += [] if request.policy.plan is None else unnamed(request.policy.plan, plan)
     notes += filter(None, [timing_note(weights)])
     notes += request.supply.remarks(plain.model, request.options.scheme, plan.quantized)
     return tuple(notes)
 
 
-def _state_notes(source: Source | None) -> list[str]:
-    """Return what is carried from sample to sample, and what the data give in its place."""
+def passed_on(model: ir.Model) -> frozenset[str]:
+    """Return the outputs that are inputs, passed on unchanged, such as a mask for the next model: they are no state."""
+    found = set()
+    for output in model.graph.outputs:
+        value: ir.Value | None = output
+        while (
+            value is not None
+            and (node := value.producer()) is not None
+            and (node.domain, node.op_type) == ("", "Identity")
+        ):
+            value = node.inputs[0]
+        if value is not None and value.is_graph_input():
+            found.add(str(output.name))
+    return frozenset(found)
+
+
+def _state_notes(source: Source | None, passed: Collection[str]) -> list[str]:
+    """Return what is carried from sample to sample, and what the data give in its place.
+
+    Args:
+        source: The data.
+        passed: The outputs that are inputs, passed on: they are no state, whatever their names say.
+    """
     if source is None:
         return []
     alone = "the data give it: each sample is judged alone, and errors that add up in a carried state are not seen"
-    given = (f"state: {text}, but {alone}" for text in summary(source.given))
+    links = [link for link in source.given if link.output not in passed]
+    given = (f"state: {text}, but {alone}" for text in summary(links))
     return [*(f"state: {text}" for text in summary(source.links)), *given]
 
 

@@ -120,6 +120,28 @@ def test_a_state_needs_data(model: Path) -> None:
     assert "--state needs --data SRC" in result.output
 
 
+def test_an_input_that_is_passed_on_is_no_state(model: Path) -> None:
+    """The encoder of a translator passes its mask to the decoder."""
+    text = ROWS.replace("kept", "memory_out").replace(
+        "memory_out = Tanh(sum)", "m = Identity(memory) memory_out = Identity(m)"
+    )
+    assert "Identity(memory)" in text
+    onnx.save_model(onnx.parser.parse_model(text), model)
+    rows = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    np.savez(model.with_name("data.npz"), x=rows, memory=rows)
+    made = prepare(model, str(model.with_name("data.npz")), Options(), model.parent, silent)
+    assert [note for note in made.notes if note.startswith("state: ")] == []
+
+
+def test_a_list_of_feeds_proposes_the_option(model: Path) -> None:
+    script = "import numpy as np\nx = np.ones((1, 8), np.float32)\nsteps = [[{'x': x}, {'x': x}]] * 4\n"
+    model.with_name("steps.py").write_text(script)
+    data = ["--data", f"{model.with_name('steps.py')}:steps"]
+    result = CliRunner().invoke(main, ["compare", str(model), str(model), *data])
+    assert result.exit_code == 2
+    assert "for a model with a state (--state OUT=IN, in Python: DataSpec(state=['OUT=IN']))" in result.output
+
+
 def test_a_state_in_the_data_is_told(model: Path) -> None:
     """The errors of one step are not those of a stream."""
     onnx.save_model(onnx.parser.parse_model(ROWS.replace("kept", "memory_out")), model)
