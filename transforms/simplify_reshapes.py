@@ -23,6 +23,7 @@ from .graph import (
 from .patterns.lengths import Axis, Lengths, Named, is_computed, part
 from .registry import Change, transform
 from .reshape_before_transpose import RESHAPES, moved_before, transposed_alone
+from .tokens_and_images import moved_to_tokens
 
 REPEATS = frozenset({"Expand", "Tile"})
 SHAPE_IS_INPUT = 5  # the opset from which the target of a Reshape is an input
@@ -44,9 +45,15 @@ def simplify_reshapes(model: ir.Model) -> Change:
     Before:  y = Reshape(Transpose(Reshape(x, [10, 7, 16]), perm [0, 2, 1]), [2, 5, 16, 7]), x (2, 5, 7, 16)
     After:   y = Transpose(x, perm [0, 1, 3, 2]): a Reshape that splits or merges axes goes in front of a Transpose, if
              there it meets another one
+    Before:  y = Reshape(Transpose(x, perm [0, 2, 1]), [N, C, H, W]), x (N, H * W, C)
+             t = Transpose(Reshape(i, [N, C, H * W]), perm [0, 2, 1]), i (N, C, H, W)
+    After:   y = Transpose(Reshape(x, [N, H, W, C]), perm [0, 3, 1, 2])
+             t = Reshape(Transpose(i, perm [0, 2, 3, 1]), [N, H * W, C]): integer convolutions compute with channels
+             last, and transpose images in the other direction
     Left alone: a tensor between two reshapes that other nodes read (``read-between``); an Unsqueeze in front of an
         Expand or a Tile, which native attention knows as repeated heads (``repeated``); results with more than one
-        unknown length (``shape-unknown``) or with a length of 0 (``empty``); opsets below 5.
+        unknown length (``shape-unknown``) or with a length of 0 (``empty``); images with one row, column or channel, or
+        whose Transpose and reshape have other readers; opsets below 5.
     """
     change = Change()
     if model.opset_imports.get("", 0) < SHAPE_IS_INPUT:
@@ -64,7 +71,8 @@ def simplify_reshapes(model: ir.Model) -> Change:
         for node in computing_nodes(model, *RESHAPES):
             if node.graph is not None:  # an earlier merge removes nodes
                 progress |= _fix_target(node, lengths, taken, change)
-                progress |= _merge(node, lengths, taken, change) or _move(node, lengths, taken, change)
+                merged = _merge(node, lengths, taken, change) or _move(node, lengths, taken, change)
+                progress |= merged or _turn(node, lengths, taken, change)
     return change
 
 
@@ -137,6 +145,13 @@ def _move(node: ir.Node, lengths: Lengths, taken: set[str], change: Change) -> b
     """Move a reshape in front of a Transpose behind another reshape; return whether it moved."""
     shapes, result = _around_transpose(node, lengths), lengths.of(node.outputs[0])
     moved = shapes is not None and result is not None and moved_before(node, _fixed(shapes[1]), _fixed(result), taken)
+    change.applied += moved
+    return moved
+
+
+def _turn(node: ir.Node, lengths: Lengths, taken: set[str], change: Change) -> bool:
+    """Move a reshape between tokens and images to where channels come last; return whether it moved."""
+    moved = moved_to_tokens(node, lengths, taken)
     change.applied += moved
     return moved
 
