@@ -23,8 +23,9 @@ from ..runtime.timing import Latency, latency_json, load_name
 from .classes import open_rows
 from .drop import Versus, versus
 from .given_choices import layered_choices, outputs_behind
+from .halves import sigmoid_outputs
 from .metrics import Metric, fitted, metric_named
-from .outputs import Accuracy, accuracy_json, of_fixed_classes
+from .outputs import Accuracy, accuracy_json, of_fixed_classes, of_sigmoids
 from .pair import PairScorer, judge_pair, time_models
 from .promise import LEAST_DB
 from .selected_outputs import chosen_outputs
@@ -184,7 +185,7 @@ def compare_models(
         watch=None if scorer is None else scorer.add,
         labels="refuse" if scorer is None else "skip",  # a metric has labels of its own
     )
-    accuracy = of_fixed_classes(accuracy, open_rows(outputs_of(loaded)))
+    accuracy = of_sigmoids(of_fixed_classes(accuracy, open_rows(outputs_of(loaded))), sigmoid_outputs(loaded))
     compared = None if scorer is None else versus(*scorer.result(models, source))
     latencies = []
     for load in loads:

@@ -20,6 +20,7 @@ from ...calibration.samples import Sample
 from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
 from .classes import INTO_CHOICE, Array, Interval, Outputs, Tally, Z, is_float
+from .halves import Halves
 from .labels import check_classes, whole
 from .parts import Rows
 from .samples import EachSample, WorstSample
@@ -111,6 +112,8 @@ class Accuracy:
         worst_sample: The sample whose result has the lowest SQNR; None if no sample stands out.
         low_db: The lower end of the 95 % confidence interval of each SQNR, for other data of the same kind.
         left_out: The outputs that may hold scores per class too, but whose classes are not counted.
+        halves: By float output: how many values are above 0.5 in both models, and in one of them. `quantize` and
+            `compare` keep those of the outputs that a Sigmoid writes.
         whole_labelled: Counts of whole items, which are right if each of their predictions with a label is; None
             without labels, where an item has one prediction, and for maps.
     """
@@ -136,6 +139,7 @@ class Accuracy:
     low_db: Mapping[str, float] = field(default_factory=dict)
     whole_labelled: Labelled | None = None
     left_out: tuple[str, ...] = ()
+    halves: Mapping[str, Halves] = field(default_factory=dict)
 
     @property
     def changed(self) -> int:
@@ -187,6 +191,7 @@ class _Sums:
         classes: Sums over the predictions.
         each: Signal and noise of each float output of each sample.
         rows: Signal and noise of each of its rows, if it can have parts.
+        halves: Counts of the values of each float output above 0.5.
         tokens: The divergence of the distributions of tokens.
         correct: The labels that no model predicts, the INT8 model alone, the float model alone, and both; int64 (4,).
         whole: As `correct` for items with several predictions, of which a model predicts all labels or not.
@@ -198,6 +203,7 @@ class _Sums:
     classes: Tally = field(default_factory=Tally)
     each: EachSample = field(default_factory=EachSample)
     rows: dict[str, Rows] = field(default_factory=dict)
+    halves: dict[str, Halves] = field(default_factory=dict)
     tokens: Divergence = field(default_factory=Divergence)
     correct: Array = field(default_factory=lambda: np.zeros(4, np.int64))
     whole: Array = field(default_factory=lambda: np.zeros(4, np.int64))
@@ -212,6 +218,7 @@ class _Sums:
             self.each.add(sample.where, name, reference[name].size, powers)
             if is_float(reference[name]):
                 self.rows[name] = self.rows.get(name, Rows()).with_sample(reference[name], candidate[name])
+                self.halves[name] = self.halves.get(name, Halves()).with_sample(reference[name], candidate[name])
         self.tokens = self.tokens.with_sample(reference, candidate, sample)
         expected, actual = self.classes.add(reference, candidate, sample) or (None, None)
         if sample.label is not None:
@@ -250,7 +257,7 @@ class _Sums:
         parts, tokens = self._parts_db(), self.tokens.mean
         plain = Accuracy(self.samples, None, sqnr, labelled, parts_db=parts, divergence=tokens, states=self.states)
         worst = self.each.worst(_results(sqnr, self.states))
-        plain = replace(plain, worst_sample=worst, low_db=self.each.low_db())
+        plain = replace(plain, worst_sample=worst, low_db=self.each.low_db(), halves=self.halves)
         if not found.known:
             return plain
         count = found.predictions
@@ -277,7 +284,13 @@ def of_fixed_classes(accuracy: Accuracy, frames: Collection[str]) -> Accuracy:
     if accuracy.labelled is not None or accuracy.class_output not in frames:
         return accuracy
     plain = Accuracy(accuracy.samples, None, accuracy.sqnr_db, parts_db=accuracy.parts_db, states=accuracy.states)
-    return replace(plain, divergence=accuracy.divergence, worst_sample=accuracy.worst_sample, low_db=accuracy.low_db)
+    plain = replace(plain, divergence=accuracy.divergence, worst_sample=accuracy.worst_sample, low_db=accuracy.low_db)
+    return replace(plain, halves=accuracy.halves)
+
+
+def of_sigmoids(accuracy: Accuracy, outputs: Collection[str]) -> Accuracy:
+    """Return a comparison with the `halves` of some outputs alone, see `sigmoid_outputs`."""
+    return replace(accuracy, halves={name: found for name, found in accuracy.halves.items() if name in outputs})
 
 
 def _results(outputs: Iterable[str], states: Collection[str]) -> list[str]:
@@ -452,5 +465,6 @@ def accuracy_json(accuracy: Accuracy, *, apart: bool = True) -> dict[str, Any]:
         "worst_sample": accuracy.worst_sample and accuracy.worst_sample.to_json(),
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
         "sqnr_low_db_by_output": {name: finite(lows(name)) for name in accuracy.sqnr_db},
+        "above_half_by_output": {name: found.to_json() for name, found in accuracy.halves.items()},
         "sqnr_db_by_part": {name: finite(value) for name, value in accuracy.quiet_db.items()},
     }

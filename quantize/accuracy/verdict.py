@@ -184,6 +184,10 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, apart: boo
         if not (len(places) == 1 and shown in ("sqnr", "SQNR")):
             kind = ", a state" if name in accuracy.states else ""
             yield "SQNR", f"{decibels_text(value)} at {name}{kind} ({where})"
+    for name, found in accuracy.halves.items():
+        if found.f1 is not None:
+            counted = f"{found.both} of float's {found.both + found.lost} values above 0.5 stay, {found.new} are new"
+            yield "at 0.5", f"{found.f1:.1%} F1 at {name} ({where}): {counted}"
     worst = accuracy.worst_sample
     if worst is not None and not (by_class and worst.output == accuracy.class_output):
         yield "worst sample", f"SQNR {decibels_text(worst.sqnr_db)} at {worst.output}: {worst.where}"

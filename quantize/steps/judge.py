@@ -14,7 +14,8 @@ from ...calibration.sources import Source
 from ..accuracy.choices import Reader
 from ..accuracy.classes import open_rows
 from ..accuracy.given_choices import readers_of, with_choices
-from ..accuracy.outputs import Accuracy, of_fixed_classes
+from ..accuracy.halves import sigmoid_outputs
+from ..accuracy.outputs import Accuracy, of_fixed_classes, of_sigmoids
 from ..accuracy.pair import Model, judge_pair, time_models
 from ..accuracy.promise import LEAST_DB, Promise, promise
 from ..accuracy.selected_outputs import chosen_outputs, in_place_of, showing, shows, unlike
@@ -62,7 +63,8 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
         told = partial(_tell, job, total)
         return judge_pair(before, after, samples, told, weights=job.weights, labels="skip")
 
-    return of_fixed_classes(with_selected_outputs(job, candidate, compare), open_rows(job.simple.graph.outputs))
+    found = of_fixed_classes(with_selected_outputs(job, candidate, compare), open_rows(job.simple.graph.outputs))
+    return of_sigmoids(found, sigmoid_outputs(job.simple))
 
 
 def is_slower(job: Job, latencies: Sequence[Latency]) -> bool:

@@ -1,0 +1,74 @@
+"""Outputs of a Sigmoid: which of their values are above 0.5 in both models.
+
+A program that finds notes, events or several labels takes the values above a threshold. An SQNR says little of them: at
+23 dB a model of notes (basic-pitch) kept an F1 of 92 % against the notes of float.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ...transforms.int8.ops import MOVES
+from .classes import Array
+
+HALF = 0.5
+KEEPS = MOVES | {"Cast", "Concat"}
+"""Operators that write values of a Sigmoid if they read only such values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Counts of the values of an output above `HALF`.
+
+    Attributes:
+        both: Values that are above it in both models.
+        lost: Values that are above it in the float model alone.
+        new: Values that are above it in the INT8 model alone.
+    """
+
+    both: int = 0
+    lost: int = 0
+    new: int = 0
+
+    def with_sample(self, exact: Array, other: Array) -> Halves:
+        """Return the counts with those of one more sample; INT8 values of another shape do not count."""
+        above = exact > HALF
+        count = int(above.sum())
+        if exact.shape != other.shape:
+            return Halves(self.both, self.lost + count, self.new)
+        after = other > HALF
+        both = int((above & after).sum())
+        return Halves(self.both + both, self.lost + count - both, self.new + int(after.sum()) - both)
+
+    @property
+    def f1(self) -> float | None:
+        """The F1 of the INT8 model's values above 0.5 against those of the float model, 0..1; None without any."""
+        total = 2 * self.both + self.lost + self.new
+        return 2 * self.both / total if total else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"both": self.both, "lost": self.lost, "new": self.new, "f1": self.f1}
+
+
+def sigmoid_outputs(model: ir.Model) -> frozenset[str]:
+    """Return the outputs whose values a Sigmoid writes, also behind operators that move, join or convert them."""
+    return frozenset(str(output.name) for output in model.graph.outputs if _of_sigmoid(output))
+
+
+def _of_sigmoid(output: ir.Value) -> bool:
+    """Return whether all values of an output come from a Sigmoid."""
+    waiting: list[ir.Value | None] = [output]
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None else value.producer()
+        if node is None or node.domain:
+            return False
+        if node.op_type in KEEPS:
+            waiting += node.inputs if node.op_type == "Concat" else node.inputs[:1]
+        elif node.op_type != "Sigmoid":
+            return False
+    return True
