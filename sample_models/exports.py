@@ -103,6 +103,7 @@ def _forget_type(model: onnx.ModelProto) -> None:
 
 
 PADS = "<pads = [1, 1, 1, 1]>"
+PLAIN, TURN = "<allowzero = 1>", "<perm = [0, 2, 1, 3]>"
 PRODUCTS = {"up": (32, 64), "down": (64, 32)}
 HEADS = {"query": (32, 32), "key": (32, 32), "value": (32, 32), "out": (32, 32)}
 CONVS = {"w": (16, 8, 3, 3), "b": (16,), "v": (16, 16, 3, 3)}
@@ -237,6 +238,67 @@ EXPORTS: dict[str, Export] = {
         weights=HEADS,
         opset=24,
         ir=10,
+    ),
+    # PyTorch 2.13: attention with fixed lengths, with free ones, and by hand; a norm; a learned affine function
+    "sdpa-fixed": Export(
+        text=f"""g (float[1,12,32] x) => (float[1,12,32] y)
+            <int64[4] apart = {{1, 12, -1, 8}}, int64[3] whole = {{1, 12, -1}}, int64[3] flat = {{-1, 12, 8}},
+            int64[4] back = {{1, 4, 8, 12}}, float half = {{0.59460354}}> {{
+            a = MatMul(x, query)  q0 = Add(a, left)  b = MatMul(x, key)  c = MatMul(x, value)  v0 = Add(c, right)
+            q1 = Reshape{PLAIN}(q0, apart)  k1 = Reshape{PLAIN}(b, apart)  v1 = Reshape{PLAIN}(v0, apart)
+            q2 = Transpose{TURN}(q1)  k2 = Transpose{TURN}(k1)  v = Transpose{TURN}(v1)
+            k3 = Reshape(k2, flat)  k4 = Transpose<perm = [0, 2, 1]>(k3)  k5 = Reshape(k4, back)
+            q = Mul(q2, half)  k = Mul(k5, half)  s = MatMul(q, k)  p = Softmax<axis = -1>(s)  o = MatMul(p, v)
+            t = Transpose{TURN}(o)  r = Reshape{PLAIN}(t, whole)  u = MatMul(r, out)  w = Add(u, left)  y = Add(x, w)
+        }}""",
+        weights={**HEADS, "left": (32,), "right": (32,)},
+        opset=18,
+    ),
+    "sdpa-free": Export(
+        text=f"""g (float[batch,length,32] x, bool[batch,1,length,length] mask) => (float[batch,length,32] y)
+            <int64[1] rest = {{-1}}, int64[1] eight = {{8}}, int64[1] last = {{-1}}, int64[1] before = {{-2}},
+            int64[1] first = {{-9223372036854775808}}, float half = {{0.59460354}},
+            float zero = {{0}}, float none = {{-inf}}> {{
+            n = Shape<start = 0, end = 1>(x)  m = Shape<start = 1, end = 2>(x)
+            apart = Concat<axis = 0>(n, m, rest, eight)  whole = Concat<axis = 0>(n, m, rest)
+            a = MatMul(x, query)  b = MatMul(x, key)  c = MatMul(x, value)
+            q1 = Reshape{PLAIN}(a, apart)  k1 = Reshape{PLAIN}(b, apart)  v1 = Reshape{PLAIN}(c, apart)
+            q2 = Transpose{TURN}(q1)  k2 = Transpose{TURN}(k1)  v = Transpose{TURN}(v1)
+            l = Shape(k2)  rows = Slice(l, before, last)  outer = Slice(l, first, before)
+            flat = Concat<axis = 0>(rest, rows, eight)  back = Concat<axis = 0>(outer, eight, rows)
+            k3 = Reshape(k2, flat)  k4 = Transpose<perm = [0, 2, 1]>(k3)  k5 = Reshape(k4, back)
+            q = Mul(q2, half)  k = Mul(k5, half)  s = MatMul(q, k)  seen = Where(mask, zero, none)  e = Add(s, seen)
+            p = Softmax<axis = -1>(e)  i = IsNaN(p)  g = Where(i, zero, p)  o = MatMul(g, v)
+            t = Transpose{TURN}(o)  r = Reshape{PLAIN}(t, whole)  y = MatMul(r, out)
+        }}""",
+        weights=HEADS,
+        opset=18,
+    ),
+    "masked-fill": Export(
+        text=f"""g (float[N,8,32] x, int64[N,1,1,8] mask) => (float[N,8,32] y)
+            <int64[4] apart = {{0, 0, 4, 8}}, int64[3] whole = {{0, 0, 32}}, float root = {{2.828427}},
+            int64 none = {{0}}, float low = {{-3.4e38}}, float zero = {{0}}> {{
+            a = MatMul(x, query)  b = MatMul(x, key)  c = MatMul(x, value)
+            q1 = Reshape(a, apart)  k1 = Reshape(b, apart)  v1 = Reshape(c, apart)
+            q = Transpose{TURN}(q1)  k = Transpose<perm = [0, 2, 3, 1]>(k1)  v = Transpose{TURN}(v1)
+            s = MatMul(q, k)  d = Div(s, root)  m = Equal(mask, none)  f = Where(m, low, d)
+            p = Softmax<axis = -1>(f)  g = Where(m, zero, p)  o = MatMul(g, v)
+            t = Transpose{TURN}(o)  r = Reshape(t, whole)  y = MatMul(r, out)
+        }}""",
+        weights=HEADS,
+    ),
+    "rms-norm-in-parts": Export(
+        text="""g (float[N,8,32] x) => (float[N,8,32] y) <float two = {2}, float small = {1e-6}, int64[1] last = {-1}> {
+            e = Pow(x, two)  m = ReduceMean(e, last)  a = Add(m, small)  r = Sqrt(a)  i = Reciprocal(r)  n = Mul(x, i)
+            g = Mul(gain, n)  u = MatMul(g, up)  v = Sigmoid(u)  w = Mul(u, v)  d = MatMul(w, down)  y = Add(x, d)
+        }""",
+        weights={**PRODUCTS, "gain": (32,)},
+        opset=18,
+    ),
+    "learned-affine": Export(
+        text=f"""g (float[N,8,16,16] x) => (float[N,16,16,16] y) <float[1] scale = {{0.7}}, float[1] shift = {{-0.3}}>
+            {{ c = Conv{PADS}(x, w, b)  r = Relu(c)  s = Mul(scale, r)  t = Add(s, shift)  y = Conv{PADS}(t, v) }}""",
+        weights=CONVS,
     ),
 }
 """The models by name."""

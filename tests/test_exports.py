@@ -15,9 +15,12 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
+from requant import NATIVE_DOMAIN
 from requant.cli import main
 from requant.quantize import Options, quantize_model
 from requant.quantize.model.files import load_model
+
+from .native import needs_library
 
 FOLDER = str(Path(__file__).parent.parent / "sample_models")
 sys.path.insert(0, FOLDER)
@@ -133,3 +136,22 @@ def test_a_hard_swish_is_two_operators_and_runs_in_integers(name: str, model: Pa
     feeds = [exports.feed(exports.EXPORTS[name].build(), seed) for seed in range(4)]
     options = Options(force_int8=True, place="rules", effort="low", seconds=0.1, kernels="stock")
     assert quantize_model(model, feeds, tmp_path / "int8.onnx", options).float_nodes == ()
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("sdpa-fixed", ["Attention"]),
+        ("sdpa-free", ["Attention"]),
+        ("masked-fill", ["Attention"]),
+        ("learned-affine", ["Convolution", "Convolution"]),
+    ],
+)
+def test_what_newer_exporters_write_is_native(name: str, calls: list[str], model: Path, tmp_path: Path) -> None:
+    feeds = [exports.feed(exports.EXPORTS[name].build(), seed) for seed in range(4)]
+    options = Options(force_int8=True, place="rules", effort="low", seconds=0.1, kernels="native")
+    result = quantize_model(model, feeds, tmp_path / "int8.onnx", options)
+    written = load_model(tmp_path / "int8.onnx").graph
+    assert [node.op_type.partition("_")[0] for node in written if node.domain == NATIVE_DOMAIN] == calls
+    assert not {"Gemm", "FusedGemm"} & {*result.kernels}

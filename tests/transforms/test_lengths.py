@@ -87,7 +87,7 @@ SWAPPED = """<ir_version: 8, opset_import: ["" : 17]>
 
 
 @pytest.mark.parametrize("axes", ['"?","?",3', '"N","N",3', '"N","T",3', '"","",3'])
-def test_a_name_that_an_input_has_twice_says_nothing(axes: str) -> None:
+def test_a_name_of_all_axes_says_nothing(axes: str) -> None:
     """Exporters name all free axes alike; these have other lengths."""
     proto = onnx.parser.parse_model(SWAPPED.format(axes=axes))
     made = ir.from_proto(proto)

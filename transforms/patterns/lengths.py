@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -50,10 +49,11 @@ class Lengths:
         """Infer the shapes of all tensors; the model does not change."""
         self._known = Known(model)
         self._found: dict[ir.Value | None, Named | None] = {}
-        inputs = (value.shape for value in model.graph.inputs if value.shape is not None)
-        counts = [Counter(each.value for each in shape if isinstance(each, ir.SymbolicDim)) for shape in inputs]
-        # exporters name all free axes "?": a name that one input has twice may stand for two lengths
-        self._vague = {name for count in counts for name, times in count.items() if times > 1}
+        shapes = (value.shape for value in model.graph.inputs if value.shape is not None)
+        named = [[each.value for each in shape if isinstance(each, ir.SymbolicDim)] for shape in shapes]
+        apart = {name for names in named if len({*names}) > 1 for name in names}
+        # exporters may name all free axes "?": a name that one input has twice, and none beside others, says nothing
+        self._vague = {name for names in named for name in names if names.count(name) > 1} - apart
 
     def of(self, value: ir.Value | None) -> Named | None:
         """Return the lengths of the axes of a tensor; None if the rank is unknown."""
