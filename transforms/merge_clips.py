@@ -24,6 +24,7 @@ from .graph import (
 )
 from .inference import Known
 from .int8.ops import CLIP_TAKES_INPUTS
+from .patterns.elementwise import bounds_of
 from .registry import Change, transform
 
 CLIPPED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
@@ -84,17 +85,8 @@ def merge_clips(model: ir.Model) -> Change:
 
 def _bounds(node: ir.Node, facts: _Facts) -> Bounds | None:
     """Return the constant bounds that a node applies to its tensor; None if the node does something else."""
-    if node.op_type == "Relu":
-        return 0.0, inf
-    if node.op_type == "Clip":
-        limits = [node.attributes.get_float("min", -inf), node.attributes.get_float("max", inf)]
-        for index, value in enumerate(node.inputs[1:3]):
-            if value is not None:
-                limit = one_number(value, 1)
-                if limit is None:
-                    return None
-                limits[index] = limit
-        return limits[0], limits[1]
+    if node.op_type in ("Relu", "Clip"):
+        return bounds_of(node)
     if node.op_type not in ("Max", "Min") or len(node.inputs) != 2:
         return None
     bound, tensor = node.inputs[_place(node)], _tensor(node)

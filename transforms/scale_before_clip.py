@@ -23,6 +23,7 @@ from .graph import (
 )
 from .inference import Known
 from .int8.ops import CLIP_TAKES_INPUTS
+from .patterns.elementwise import bounds_of
 from .registry import Change, transform
 
 LINEAR = frozenset({"BatchNormalization", "Conv", "ConvTranspose", "Gemm"})
@@ -37,8 +38,9 @@ def scale_before_clip(model: ir.Model) -> Change:
     After:   y = Clip(Add(Mul(Conv(x), 0.9), -0.2), -0.2)
         `fold_batch_norms` folds both into the weights. HGNetV2 and PP-LCNetV3, the backbones of PaddleOCR, D-FINE and
         RT-DETR, learn such an affine function behind each activation. A negative factor swaps the bounds.
-    Left alone: a Relu or Clip with other readers (``shared``), bounds that are computed (``bounds``), a factor of 0
-        (``zero``), other types than float32 (``not-float32``), and opsets below 11.
+    Left alone: a Relu or Clip with other readers (``shared``), bounds that are computed, or the lower one above the
+        upper one (``bounds``), a factor of 0 (``zero``), other types than float32 (``not-float32``), and opsets below
+        11.
     """
     change, known, taken = Change(), Known(model), names(model)
     if model.opset_imports.get("", 0) < CLIP_TAKES_INPUTS:
@@ -88,10 +90,10 @@ def _step_behind(clip: ir.Node, rank: int) -> _Step | None:
 
 def _moved(clip: ir.Node, step: _Step, taken: set[str], change: Change) -> ir.Node | None:
     """Move one operator in front of the bounds, and return the new Relu or Clip; None if they stay."""
-    x, bounds = clip.inputs[0], _bounds(clip)
+    x, bounds = clip.inputs[0], bounds_of(clip)
     if x is None or sole_reader(x) is not clip or not can_replace(step.node.outputs[0], clip.outputs[0]):
         change.skip("shared")
-    elif bounds is None:
+    elif bounds is None or bounds[0] > bounds[1]:
         change.skip("bounds")
     elif step.factor == 0:
         change.skip("zero")
@@ -99,17 +101,6 @@ def _moved(clip: ir.Node, step: _Step, taken: set[str], change: Change) -> ir.No
         change.applied += 1
         return _swapped(clip, step, sorted(bound * step.factor + step.summand for bound in bounds), taken)
     return None
-
-
-def _bounds(clip: ir.Node) -> tuple[float, float] | None:
-    """Return the bounds of a Relu or Clip; None if they are computed."""
-    if clip.op_type == "Relu":
-        return 0.0, math.inf
-    least, most = [None if value is None else one_number(value, 1) for value in (*clip.inputs[1:3], None, None)][:2]
-    given = [value for value in clip.inputs[1:3] if value is not None]
-    if sum(bound is not None for bound in (least, most)) < len(given):
-        return None
-    return -math.inf if least is None else least, math.inf if most is None else most
 
 
 def _swapped(clip: ir.Node, step: _Step, bounds: list[float], taken: set[str]) -> ir.Node:

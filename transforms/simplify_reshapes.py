@@ -20,12 +20,12 @@ from .graph import (
     sole_reader,
     unused_name,
 )
+from .patterns.attention import REPEATS
 from .patterns.lengths import Axis, Lengths, Named, is_computed, part
 from .registry import Change, transform
 from .reshape_before_transpose import RESHAPES, moved_before, transposed_alone
 from .tokens_and_images import moved_to_tokens
 
-REPEATS = frozenset({"Expand", "Tile"})
 SHAPE_IS_INPUT = 5  # the opset from which the target of a Reshape is an input
 
 

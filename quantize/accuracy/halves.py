@@ -1,7 +1,6 @@
 """Outputs of a Sigmoid: which of their values are above 0.5 in both models.
 
-A program that finds notes, events or several labels takes the values above a threshold. An SQNR says little of them: at
-23 dB a model of notes (basic-pitch) kept an F1 of 92 % against the notes of float.
+A program that finds notes, events or several labels takes the values above a threshold. An SQNR says little of them.
 """
 
 from __future__ import annotations

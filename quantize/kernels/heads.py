@@ -14,12 +14,11 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.session import Array, open_session, run_session
 from ...transforms.graph import Shape, constant
-from ...transforms.patterns.attention import BATCH_SECOND, HEADS, ROWS_FIRST
+from ...transforms.patterns.attention import BATCH_SECOND, HEADS, REPEATS, ROWS_FIRST
 from .chains import Constants, copied, serialized
 
 MOVES = frozenset("Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that move values and compute none."""
-REPEATS = frozenset({"Expand", "Tile"})
 FREE = ((2, 3), (5, 2))  # lengths of the first two axes that are tried where the model leaves them open
 
 

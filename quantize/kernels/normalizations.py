@@ -27,7 +27,7 @@ def wrap_normalizations(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
         which the runtime joins an Add and a LayerNormalization.
     Before:  y = x * (1 / sqrt(mean(x ** 2) + epsilon)) * scale, or x / sqrt(...) * scale, in several operators
     After:   y = ai.requant.Normalization(x, scale), centred 0, whose body is what was there; scale is 1 where none is
-        It takes half the time, or as long as the kernel into which the runtime joins some of these spellings, or less.
+        The runtime joins only some of these spellings into one kernel.
     Left alone: normalizations of several axes, with more results than one, of other types than float32, and in bodies
         of control flow; SimplifiedLayerNormalization, because a function with it ends ONNX Runtime 1.32 with a fault.
 

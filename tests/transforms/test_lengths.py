@@ -94,3 +94,16 @@ def test_a_name_of_all_axes_says_nothing(axes: str) -> None:
     simplify_reshapes(made)
     x = np.arange(30, dtype=np.float32).reshape(2, 5, 3)
     assert computed(ir.to_proto(made), x).shape == (5, 2, 3)
+
+
+PART = """<ir_version: 8, opset_import: ["" : 17]>
+    part (float[2,5,3] x) => (float[a,b] y) <int64[1] first = {0}, int64[1] rest = {-1}>
+    { u = blocks.Keep(x) s = Shape<start = 1>(u) c = Cast<to = 7>(s) n = Gather(c, first)
+      t = Concat<axis = 0>(n, rest) y = Reshape(u, t) }"""
+
+
+def test_a_part_of_a_shape_of_unknown_rank_is_no_axis() -> None:
+    """Nothing is known behind a node of an unknown domain, and the first number of this Shape is that of axis 1."""
+    proto = onnx.parser.parse_model(PART.replace('["" : 17]', '["" : 17, "blocks" : 1]'))
+    made = ir.from_proto(proto)
+    assert simplify_reshapes(made).applied == 0

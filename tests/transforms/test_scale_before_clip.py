@@ -38,6 +38,17 @@ def test_results_stay(bounds: str, steps: list[tuple[str, float]], seed: int) ->
     np.testing.assert_allclose(after, before, rtol=0, atol=4 * 2**-23 * 100)  # four roundings of values below 100
 
 
+def test_bounds_that_exclude_each_other_stay() -> None:
+    """The upper one counts in ONNX, whichever sign a factor has."""
+    text = "c = Conv(x, w) t = Clip(c, high, low) y = Mul(t, low)"
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> bounded (float[1,1,4,4] x) => (float[1,1,4,4] y)
+        <float[1,1,1,1] w = {{2}}, float low = {{-0.5}}, float high = {{1.5}}> {{ {text} }}"""
+    )
+    change = scale_before_clip(ir.from_proto(proto))
+    assert (change.applied, dict(change.skipped)) == (0, {"bounds": 1})
+
+
 def computed(proto: onnx.ModelProto, x: Any) -> Any:
     """Return the first result of a model."""
     results: Any = reference.ReferenceEvaluator(proto).run(None, {"x": x})

@@ -27,6 +27,8 @@ STANDARD = frozenset("is_causal kv_num_heads q_num_heads qk_matmul_output_mode s
 MULTI_HEAD = frozenset({"mask_filter_value", "num_heads", "scale", "unidirectional"})
 """The attributes that are known; those of newer versions, as for windows of keys, are not."""
 PADDING = -10000.0  # what a MultiHeadAttention adds to the scores of padding, if it does not say it
+REPEATS = frozenset({"Expand", "Tile"})
+"""Operators that repeat heads of keys and values for several queries."""
 CACHES = 3  # how many results an operator with a cache has: also the keys and values of all rows
 PRECISE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Types in which a softmax is at least as precise as in float32."""

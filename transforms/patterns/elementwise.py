@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import onnx_ir as ir
 
-from ..graph import constant
+from ..graph import constant, one_number
 
 ELEMENTWISE = frozenset(
     "Abs Add Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish Mul Neg Pow Relu Selu Sigmoid "
@@ -69,14 +70,19 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
 
     The range of a quantized tensor always contains zero, so saturation cannot replace a Clip to [1, 6].
     """
-    if node.op_type == "Relu":
-        return 0.0, float("inf")
-    lo, hi = node.attributes.get_float("min", -float("inf")), node.attributes.get_float("max", float("inf"))
-    for index, value in enumerate(node.inputs[1:3]):
-        if value is None:
-            continue
-        bound = constant(value)
-        if bound is None or bound.size != 1:
-            return None
-        lo, hi = (bound.numpy().item(), hi) if index == 0 else (lo, bound.numpy().item())
+    lo, hi = bounds_of(node) or (inf, -inf)
     return (lo, hi) if lo <= 0.0 <= hi and hi > lo else None
+
+
+def bounds_of(node: ir.Node) -> tuple[float, float] | None:
+    """Return the bounds of a Relu or Clip, infinite where it has none; None if one is computed."""
+    if node.op_type == "Relu":
+        return 0.0, inf
+    limits = [node.attributes.get_float("min", -inf), node.attributes.get_float("max", inf)]
+    for index, value in enumerate(node.inputs[1:3]):
+        if value is not None:
+            limit = one_number(value, 1)
+            if limit is None:
+                return None
+            limits[index] = limit
+    return limits[0], limits[1]

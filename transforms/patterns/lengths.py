@@ -143,7 +143,8 @@ class Lengths:
 
     def _name(self, x: ir.Value, axis: int) -> str | None:
         """Return the name of the length of an axis; None without one."""
-        length = ([*(self.of(x) or ())][axis : axis + 1] or [None])[0]
+        lengths = self.of(x) or ()
+        length = lengths[axis] if axis < len(lengths) else None
         return length if isinstance(length, str) else None
 
     def _picked(self, node: ir.Node) -> list[Length] | None:
@@ -155,7 +156,7 @@ class Lengths:
         lengths = self.of(x)
         axes = _axes(shape, None if lengths is None else len(lengths))
         if node.op_type == "Gather":
-            axes = _gathered(node, axes)
+            axes = _gathered(node, shape, axes)
         elif node.op_type == "Slice":
             axes = _sliced(node, axes)
         if axes is None:
@@ -248,13 +249,13 @@ def _axes(shape: ir.Node, rank: int | None) -> Sequence[int] | None:
     return None if rank is None else range(rank)[shape.attributes.get_int("start", 0) : end]
 
 
-def _gathered(node: ir.Node, axes: Sequence[int] | None) -> Sequence[int] | None:
-    """Return the axes that a Gather takes from some; without any, as those of a whole shape if they count from 0."""
+def _gathered(node: ir.Node, shape: ir.Node, axes: Sequence[int] | None) -> Sequence[int] | None:
+    """Return which axes of a Shape a Gather takes; of an unknown rank it must count them from the first one."""
     picked = part(node.inputs[1])
     if picked is None:
         return None
     if axes is None:
-        whole = not {"start", "end"} & {*(standard(node.inputs[0]) or node).attributes}
+        whole = not {"start", "end"} & {*shape.attributes}
         return picked if whole and min(picked, default=-1) >= 0 else None
     return [axes[index] for index in picked] if all(-len(axes) <= each < len(axes) for each in picked) else None
 
