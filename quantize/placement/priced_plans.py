@@ -12,8 +12,9 @@ from .facts import Facts
 from .measuring import Write, measure_units, profile, profile_float, with_profile
 from .plans_by_cost import common_plan, without_noisy
 from .pricing import float_time, has_unmeasured, plan_milliseconds, usual_share, with_absorbed, with_noise_price
+from .racing import SHARE, Size, least_milliseconds, runners_of
 from .rules import all_int8_plan
-from .search import SHARE, Size, as_asked, costs_decide, keep, least_milliseconds, runners_of, sizes_of
+from .search import as_asked, costs_decide, keep, sizes_of
 
 
 @dataclass(frozen=True, slots=True)

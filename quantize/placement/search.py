@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from ... import RequantError
@@ -14,14 +13,11 @@ from ...transforms.graph import computing_graphs
 from ...transforms.int8.ops import MOVES
 from ...transforms.int8.plan import Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
-from ..runtime.clock import SURE, race, uncertainty
-from ..runtime.runtimes import LoadedModel
-from ..runtime.timing import Regime, load_name
 from . import costs as store
-from .batches import CLEAR, fairest, finalists, least_noisy, passed, served
+from .batches import CLEAR, fairest, served
 from .costs import Costs
 from .facts import Facts
-from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile, profile_float
+from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile_float
 from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_idle
 from .pricing import (
     OTHER_FORMS,
@@ -31,42 +27,16 @@ from .pricing import (
     has_unmeasured,
     lacks_float,
     plan_milliseconds,
-    plan_noise_cost,
     with_absorbed,
     with_noise_price,
 )
+from .racing import Size, fastest, worth_of
 from .rules import able, all_int8_plan, native_plan, native_products_plan, stock_plan
 
 FORMS = 3 + len(OTHER_FORMS)  # plans that give the costs: float, u8, each other form, and the rules
 ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
 LEAST_MS = 0.02  # of shorter runs, a profile in whole microseconds says little
-SHARE = 1.0  # time for comparing plans, as a share of the time for the latency
 STRETCHES = (1.0, 2.0, 0.5)  # factors on the cost of conversions, tried until the cut gives a new plan
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A batch size that the plan serves, or a regime of a decoder.
-
-    Attributes:
-        batch: Items per run.
-        bench: Profiles models on a feed of this size.
-        known: What is known of the costs at this size.
-        brief: Whether the float model runs for less than `LEAST_MS`: such a size gives no plans, but whole models are
-            timed at it.
-        regime: The regime of a decoder; None for other models.
-    """
-
-    batch: int
-    bench: Bench
-    known: Measured
-    brief: bool = False
-    regime: Regime | None = None
-
-    @property
-    def name(self) -> str:
-        """The batch size or the regime: ``"batch 4"``."""
-        return load_name(self.batch, self.regime)
 
 
 def place(
@@ -231,7 +201,7 @@ def _estimated_placement(sizes: Sequence[Size]) -> tuple[Plan, Placement]:
     if len(sizes) > 1:
         plans["cut for all"] = common_plan(every)
     tried = [{name: plan_milliseconds(prices, plan) for name, plan in plans.items()} for prices in every]
-    worth = _worth(every, tried, plans)
+    worth = worth_of(every, tried, plans)
     best, own = fairest(worth), [fairest([each]) for each in worth]
     predicted = [times[best] for times in tried]
     return plans[best], Placement(
@@ -409,87 +379,3 @@ def _is_tried(plan: Plan, candidates: Mapping[str, Candidate]) -> bool:
 def _impls(plan: Plan) -> list[Impl]:
     """Return the implementations of the units of a plan."""
     return [plan.impl(unit) for unit in plan.units]
-
-
-# -------------------------------------------------------------------------------------------------------- fastest
-
-
-def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple[Candidate, Placement]:
-    """Time candidates in turns at each batch size; return the `fairest` one, with the sum of its kernel times.
-
-    The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out; if it runs
-    none of them, the first one is returned.
-    """
-    job, runners = sizes[0].bench.job, runners_of(sizes, candidates)
-    if not runners:
-        return next(iter(candidates.values())), Placement("rules")
-    job.progress("compare placements", 0, None)
-    seconds = max(1.0, job.options.seconds * SHARE)
-    every = [size.known.prices for size in sizes]
-    plans = {name: candidates[name].plan for name in runners}
-    native = {name for name in runners if candidates[name].native}
-    tried, unsure = least_milliseconds(sizes, runners, seconds)
-    worth = _worth(every, tried, plans)
-    if len(sizes) > 1:  # more plans share the time, and several minima decide: time the best ones again
-        again, unsure = least_milliseconds(sizes, {name: runners[name] for name in finalists(worth, native)}, seconds)
-        final = [
-            {name: min(ms, first[name]) for name, ms in more.items()} for first, more in zip(tried, again, strict=True)
-        ]
-        tried = [{**first, **more} for first, more in zip(tried, final, strict=True)]
-        worth = _worth(every, final, plans)
-    noise = {name: plan_noise_cost(every[0], plans[name]) for name in worth[0]}
-    within = min(max(unsure, 1 - CLEAR), SURE)
-    best, *own = (
-        least_noisy(times, fairest(times, native), noise, native, within)
-        for times in (worth, *([each] for each in worth))
-    )
-    spent = [profile(size.bench, size.known, [candidates[best].source])[0][0] for size in sizes]
-    predicted = [None if each is None else each.total / 1e3 for each in spent]
-    rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
-    sure = all(size.known.sure for size in sizes)
-    why = {} if rows else passed(tried[0], worth[0], best, native)
-    placement = Placement(
-        "measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure, chosen=best, passed=why
-    )
-    return candidates[best], placement
-
-
-def runners_of(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict[str, LoadedModel]:
-    """Return the candidates that the runtime runs, after one run at each batch size."""
-    runners = {}
-    for name, candidate in candidates.items():
-        with suppress(RequantError):
-            runner = candidate.sessions.fresh(threads=sizes[0].bench.job.options.threads)
-            for size in sizes:
-                runner(size.bench.feed)
-            runners[name] = runner
-    return runners
-
-
-def least_milliseconds(
-    sizes: Sequence[Size], runners: Mapping[str, LoadedModel], seconds: float
-) -> tuple[list[dict[str, float]], float]:
-    """Return the least time of each model at each batch size, timed in turns, and their greatest uncertainty.
-
-    Args:
-        sizes: The batch sizes.
-        runners: The models by name.
-        seconds: How long all models are timed at each batch size.
-    """
-    found, unsure = [], 0.0
-    for size in sizes:
-        runs = [partial(runner, size.bench.feed) for runner in runners.values()]
-        times = race(runs, seconds=seconds, threads=size.bench.job.options.threads)
-        found.append({name: 1e3 * each.least for name, each in zip(runners, times, strict=True)})
-        unsure = max(unsure, uncertainty(times))
-    return found, unsure
-
-
-def _worth(
-    every: Sequence[Prices], tried: Sequence[Mapping[str, float]], plans: Mapping[str, Plan]
-) -> list[dict[str, float]]:
-    """Return milliseconds by plan with the price of the noise, at each batch size."""
-    return [
-        {name: ms + plan_noise_cost(prices, plans[name]) / 1e3 for name, ms in times.items()}
-        for prices, times in zip(every, tried, strict=True)
-    ]

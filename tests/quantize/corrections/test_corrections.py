@@ -28,15 +28,16 @@ from requant.quantize.job import Evidence, Job
 from requant.quantize.model.files import serialize
 from requant.quantize.options.efforts import CORRECTIONS, EFFORTS, chosen
 from requant.quantize.placement import costs as store
-from requant.quantize.placement import search as searching
+from requant.quantize.placement import racing
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Bench, Measured, Write, with_profile
 from requant.quantize.placement.noise import Noises
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, unit_cost
+from requant.quantize.placement.racing import Size, fastest
 from requant.quantize.placement.rules import native_plan, stock_plan
-from requant.quantize.placement.search import Size, fastest, place
+from requant.quantize.placement.search import place
 from requant.quantize.runtime.attribution import Spent
 from requant.quantize.runtime.clock import Times
 from requant.quantize.runtime.machine import Machine
@@ -405,7 +406,7 @@ def test_of_whole_models_the_noise_counts_too(
     job, facts, rules, write = planted(model)
     cut = rules.with_choices({"first": replace(rules.choices["first"], impl=Impl.FLOAT)})
     known = Measured.of(replace(prices(model, job, facts, rules), noises=Noises({"x": noisy}), noise_price=100 / MUCH))
-    monkeypatch.setattr(searching, "race", lambda *_, **__: [Times((1.00e-3,)), Times((1.05e-3,))])
+    monkeypatch.setattr(racing, "race", lambda *_, **__: [Times((1.00e-3,)), Times((1.05e-3,))])
     candidates = {"all": write(rules), "cut": write(cut)}
     found, placement = fastest([Size(1, Bench.of(job, known.prices.space, write, feeds()[0]), known)], candidates)
     assert found is candidates[best]

@@ -25,6 +25,7 @@ from requant.quantize.options.build import build_options
 from requant.quantize.options.declared import BATCHES as BATCHES_OPTION
 from requant.quantize.placement import batches as module
 from requant.quantize.placement import costs as store
+from requant.quantize.placement import racing
 from requant.quantize.placement import search as searching
 from requant.quantize.placement.batches import (
     compromises,
@@ -40,7 +41,8 @@ from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Bench, Measured, Write
 from requant.quantize.placement.priced_plans import plans_by_price
 from requant.quantize.placement.pricing import Prices, Space
-from requant.quantize.placement.search import Size, fastest, place
+from requant.quantize.placement.racing import Size, fastest
+from requant.quantize.placement.search import place
 from requant.quantize.project.check import quantize_arguments
 from requant.quantize.project.file import load_project
 from requant.quantize.runtime.clock import Times
@@ -247,7 +249,7 @@ class Clock:
 
 def raced(model: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, batches: tuple[int, ...] = BATCHES) -> Any:
     """Return the candidates and the result of `fastest` with pretended times."""
-    monkeypatch.setattr(searching, "race", clock)
+    monkeypatch.setattr(racing, "race", clock)
     job, facts, rules, write = begun(model, batch=batches)
     candidates = {
         "rules": write(rules),
@@ -520,7 +522,7 @@ def test_noise_alone_leaves_no_model_in_float(
         assert sizes[0].known.prices.noise_price == 0
         return [dict.fromkeys(runners, whole)], 0.0
 
-    monkeypatch.setattr(searching, "least_milliseconds", times)
+    monkeypatch.setattr(racing, "least_milliseconds", times)
     before = Placement("measured", 2.0, {"all": whole, "cut 1": 2.0}, chosen="cut 1")
     found, placement = searching._despite_noise(sizes, candidates, plain, before)
     assert found is candidates["all" if int8 else "cut 1"]
@@ -567,7 +569,7 @@ def test_native_operators_are_compared_with_the_same_plan_without_them(
     ) -> tuple[list[dict[str, float]], float]:
         return [{name: gain if name.endswith(", stock") else 1.0 for name in runners} for _ in sizes], 0.0
 
-    monkeypatch.setattr(searching, "least_milliseconds", times)
+    monkeypatch.setattr(racing, "least_milliseconds", times)
     tried = {"cut 1": 1.0, "rules": 2.0}
     for count in (1, 2):
         before = Placement("measured", 1.0, tried, served(LOADS, "cut 1", ["cut 1"] * 2, [tried] * 2, [None] * 2))
