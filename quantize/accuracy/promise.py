@@ -136,7 +136,7 @@ def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
     text = f"{drop}, {f'at most {end} with 95 % confidence' if apart else f'{end} with the spread of the items'}"
     kept = high < POINTS
     found = _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
-    return found if kept else replace(found, excess=min(found.excess, (_amplitude(fine) / _amplitude(FINE_DB)) ** 2))
+    return found if kept else replace(found, excess=min(found.excess, (amplitude(fine) / amplitude(FINE_DB)) ** 2))
 
 
 def predicts(accuracy: Accuracy) -> bool:
@@ -158,7 +158,7 @@ def is_sure(accuracy: Accuracy) -> bool:
 def _of_drop(judge: str, kept: bool, text: str, drop: float) -> Promise:
     """Return the judgement of a drop. Noise of twice the amplitude changes about twice as many classes."""
     ratio = drop / POINTS
-    return Promise(judge, kept, text, ratio * _amplitude(LEAST_DB), 1.0 if kept else max(ratio, 1.0) ** 2)
+    return Promise(judge, kept, text, ratio * amplitude(LEAST_DB), 1.0 if kept else max(ratio, 1.0) ** 2)
 
 
 def _by_divergence(nats: float) -> Promise:
@@ -169,7 +169,7 @@ def _by_divergence(nats: float) -> Promise:
     ratio = nats / math.log1p(SHARE)
     growth = f"+{math.expm1(nats):.2%}" if nats < 1 else "more than doubled"
     text = f"perplexity {growth} on text of the float model's own, {SHARE:.2%} are allowed"
-    return Promise("perplexity", ratio <= 1, text, math.sqrt(ratio) * _amplitude(LEAST_DB), ratio)
+    return Promise("perplexity", ratio <= 1, text, math.sqrt(ratio) * amplitude(LEAST_DB), ratio)
 
 
 def _low_db(accuracy: Accuracy, outputs: Iterable[str], by_class: Promise | None) -> dict[str, float]:
@@ -213,11 +213,11 @@ def _of_worst(judged: float, told: str, least: float) -> Promise:
         told: The measured value in words.
         least: The least SQNR that keeps the promise.
     """
-    error = _amplitude(judged)
+    error = amplitude(judged)
     text = f"{told}, {least:.0f} dB are needed"
-    return Promise("SQNR", judged >= least, text, error, (error / _amplitude(least)) ** 2)
+    return Promise("SQNR", judged >= least, text, error, (error / amplitude(least)) ** 2)
 
 
-def _amplitude(decibels: float) -> float:
+def amplitude(decibels: float) -> float:
     """Return the amplitude of the noise over the amplitude of the signal."""
     return 10.0 ** (-decibels / 20) if decibels > -math.inf else math.inf

@@ -15,6 +15,7 @@ WITHIN = 1.02  # a plan that takes at most this many times the best time of ever
 FINALISTS = 3  # number of plans for all batch sizes, and for each size, that are timed again
 
 NOISE = "gains less time than its noise is worth"
+MEASURED_NOISE = "gains less time than its error, measured, is worth"
 NATIVE = f"gains less than {GAIN - 1:.0%}, too little for native operators"
 RULES = f"gains less than {1 - CLEAR:.0%} over the plan by rules"
 CLOCK = "gains less than the error of the clock, and has more noise"

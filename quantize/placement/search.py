@@ -7,14 +7,16 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from ... import RequantError
 from ...transforms.graph import computing_graphs
 from ...transforms.int8.ops import MOVES
 from ...transforms.int8.plan import Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
+from ..options.efforts import EFFORTS
 from . import costs as store
-from .batches import CLEAR, fairest, served
+from .batches import CLEAR, MEASURED_NOISE, NOISE, fairest, served
 from .costs import Costs
 from .facts import Facts
 from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile_float
@@ -36,11 +38,22 @@ from .rules import able, all_int8_plan, native_plan, native_products_plan, stock
 FORMS = 3 + len(OTHER_FORMS)  # plans that give the costs: float, u8, each other form, and the rules
 ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
 LEAST_MS = 0.02  # of shorter runs, a profile in whole microseconds says little
+QUICKER = 0.95  # share of the time of the chosen plan below which the error of a plan with more noise is measured
+REFUSED = 2  # number of such plans
 STRETCHES = (1.0, 2.0, 0.5)  # factors on the cost of conversions, tried until the cut gives a new plan
+
+MeasureError: TypeAlias = Callable[[Candidate], float]
+"""Measures the error of a model at its outputs: the amplitude of the noise over the amplitude of the signal. It is
+infinite for a model that does not run, or loses too much."""
 
 
 def place(
-    job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float] | None = None
+    job: Job,
+    facts: Facts,
+    rules: Plan,
+    write: Write,
+    noise: Mapping[str, float] | None = None,
+    error: MeasureError | None = None,
 ) -> tuple[Candidate, Placement]:
     """Return the model with the placement that the policy selects, for all batch sizes of the job.
 
@@ -50,6 +63,7 @@ def place(
         rules: The plan by rules.
         write: Writes a plan into a model.
         noise: The noise at the outputs that each uint8 tensor adds, as far as known.
+        error: Measures the error of a model; None where only estimates count.
     """
     how = job.policy.how
     asked = partial(as_asked, job, facts)
@@ -62,7 +76,7 @@ def place(
     if how == "estimated":
         plan, placement = _estimated_placement(sizes)
         return write(asked(plan)), placement
-    return _measured_placement(sizes)
+    return _measured_placement(sizes, error)
 
 
 def as_asked(job: Job, facts: Facts, plan: Plan) -> Plan:
@@ -211,7 +225,7 @@ def _estimated_placement(sizes: Sequence[Size]) -> tuple[Plan, Placement]:
     )
 
 
-def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
+def _measured_placement(sizes: Sequence[Size], error: MeasureError | None) -> tuple[Candidate, Placement]:
     """Measure units, try the plans that the costs give, and return the model that serves all batch sizes best."""
     bench, space = sizes[0].bench, sizes[0].known.prices.space
     candidates = {"rules": bench.candidate(space.rules)}
@@ -246,7 +260,9 @@ def _measured_placement(sizes: Sequence[Size]) -> tuple[Candidate, Placement]:
         if not _is_tried(plan, candidates):
             candidates[name] = bench.candidate(plan)
     best, placement = _best(sizes, candidates)
-    return (best, placement) if best.plan.has_int8 else _despite_noise(sizes, candidates, best, placement)
+    if not best.plan.has_int8:
+        return _despite_noise(sizes, candidates, best, placement)
+    return (best, placement) if error is None else _by_error(sizes, candidates, best, placement, error)
 
 
 def _best(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple[Candidate, Placement]:
@@ -267,9 +283,43 @@ def _despite_noise(
     least = min((placement.tried[name] for name in quick if name in placement.tried), default=math.inf)
     if least >= CLEAR * placement.tried.get(placement.chosen, 0.0):
         return best, placement
-    price = sizes[0].bench.job.options.noise_weight  # 0 unless the user gives it
+    return _best(_without_price(sizes), quick)
+
+
+def _by_error(
+    sizes: Sequence[Size],
+    candidates: Mapping[str, Candidate],
+    best: Candidate,
+    placement: Placement,
+    error: MeasureError,
+) -> tuple[Candidate, Placement]:
+    """Return a faster model that only its estimated noise ruled out, if its measured error is worth its time.
+
+    The estimate is the sum of the noises of single tensors. Of some networks it is ten times what all of them add.
+    """
+    job, tried = sizes[0].bench.job, placement.tried
+    most = QUICKER * tried.get(placement.chosen, 0.0)
+    refused = [name for name, why in placement.passed.items() if why == NOISE and tried[name] <= most]
+    before = error(best) if refused and not job.options.noise_weight else math.inf
+    if not math.isfinite(before):
+        return best, placement
+    price = EFFORTS[job.options.effort].exchange * float_time(sizes[0].known.prices) / 1e3
+    errors = {name: error(candidates[name]) for name in sorted(refused, key=tried.__getitem__)[:REFUSED]}
+    worth = {name: tried[name] + price * each for name, each in errors.items()}
+    name = min(worth, key=worth.__getitem__)
+    if worth[name] >= tried[placement.chosen] + price * before:
+        return best, replace(placement, passed={**placement.passed, **dict.fromkeys(errors, MEASURED_NOISE)})
+    found, last = _best(_without_price(sizes), {name: candidates[name]})
+    faster = (each for each, ms in tried.items() if ms < last.tried[last.chosen])
+    passed = {each: MEASURED_NOISE if each in errors else placement.passed.get(each, NOISE) for each in faster}
+    return found, replace(last, tried={**tried, **last.tried}, passed={**passed, **last.passed})
+
+
+def _without_price(sizes: Sequence[Size]) -> list[Size]:
+    """Return batch sizes at which noise costs nothing, unless the user gives its price."""
+    price = sizes[0].bench.job.options.noise_weight
     known = (replace(size.known, prices=replace(size.known.prices, noise_price=price)) for size in sizes)
-    return _best([replace(size, known=each) for size, each in zip(sizes, known, strict=True)], quick)
+    return [replace(size, known=each) for size, each in zip(sizes, known, strict=True)]
 
 
 def _native_or_stock(

@@ -39,7 +39,7 @@ from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
 from ..placement.rules import choose_by
 from ..placement.search import check_costs, place
-from .judge import if_it_runs, is_slower, timed_briefly
+from .judge import if_it_runs, is_slower, measured_error, timed_briefly
 from .ranges import TensorRanges
 
 
@@ -86,7 +86,8 @@ def emit(job: Job, ranges: TensorRanges, evidence: Evidence) -> Candidate:
         candidate = write(read_plan(job.policy.plan, facts, rules, strict=False))
         placement = Placement("plan")
     else:
-        candidate, placement = place(job, facts, rules, write, evidence.noise)
+        error = partial(measured_error, job) if job.judged else None
+        candidate, placement = place(job, facts, rules, write, evidence.noise, error)
     made = _slow(job, ranges, candidate) or correct(job, ranges, candidate)
     return replace(made, placement=placement, evidence=evidence)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from ..accuracy.given_choices import readers_of, with_choices
 from ..accuracy.halves import sigmoid_outputs
 from ..accuracy.outputs import Accuracy, of_fixed_classes, of_sigmoids
 from ..accuracy.pair import Model, judge_pair, time_models
-from ..accuracy.promise import LEAST_DB, Promise, promise
+from ..accuracy.promise import LEAST_DB, Promise, amplitude, promise
 from ..accuracy.selected_outputs import chosen_outputs, in_place_of, showing, shows, unlike
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
@@ -65,6 +66,15 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
 
     found = of_fixed_classes(with_selected_outputs(job, candidate, compare), open_rows(job.simple.graph.outputs))
     return of_sigmoids(found, sigmoid_outputs(job.simple))
+
+
+def measured_error(job: Job, candidate: Candidate) -> float:
+    """Return the error of a model at its worst output: the amplitude of the noise over the amplitude of the signal.
+
+    It is infinite for a model that does not run, or does not keep the promise of accuracy.
+    """
+    found = if_it_runs(partial(measure_accuracy, job, candidate))
+    return amplitude(found.worst_sqnr_db) if found is not None and promised(job, found).kept else math.inf
 
 
 def is_slower(job: Job, latencies: Sequence[Latency]) -> bool:

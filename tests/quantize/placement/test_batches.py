@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.cli import main
 from requant.quantize import Latency, Options, measure_costs, quantize_model
-from requant.quantize.job import Evidence, Job, Placement, Served
+from requant.quantize.job import Candidate, Evidence, Job, Placement, Served
 from requant.quantize.options.build import build_options
 from requant.quantize.options.declared import BATCHES as BATCHES_OPTION
 from requant.quantize.placement import batches as module
@@ -28,6 +29,8 @@ from requant.quantize.placement import costs as store
 from requant.quantize.placement import racing
 from requant.quantize.placement import search as searching
 from requant.quantize.placement.batches import (
+    MEASURED_NOISE,
+    NOISE,
     compromises,
     fairest,
     finalists,
@@ -527,6 +530,47 @@ def test_noise_alone_leaves_no_model_in_float(
     found, placement = searching._despite_noise(sizes, candidates, plain, before)
     assert found is candidates["all" if int8 else "cut 1"]
     assert placement.chosen == ("all" if int8 else "cut 1")
+
+
+@pytest.mark.parametrize(
+    ("whole", "error", "chosen", "why"),
+    [
+        (1.0, 0.05, "all", {}),
+        (1.0, 0.2, "cut 1", {"all": MEASURED_NOISE}),
+        (1.0, math.inf, "cut 1", {"all": MEASURED_NOISE}),
+        (1.95, 0.0, "cut 1", {"all": NOISE}),
+    ],
+    ids=["little error", "much error", "loses too much", "hardly faster"],
+)
+def test_the_error_of_a_faster_plan_is_measured(
+    model: Path, monkeypatch: pytest.MonkeyPatch, whole: float, error: float, chosen: str, why: Mapping[str, str]
+) -> None:
+    """An error of 1 is worth the time of the float model, 10 ms; the plan that the estimates chose has 0.02."""
+    job, facts, rules, write = begun(model, batch=1)
+    job = replace(job, options=replace(job.options, effort="medium"))
+    prices = Prices.of(Space.of(job, facts, rules, job.feed), Costs(Machine.here(1)), {})
+    sizes = [Size(1, Bench.of(job, prices.space, write, job.feed), Measured.of(replace(prices, noise_price=1e9)))]
+    candidates = {"all": write(rules), "cut 1": write(rules), "rules": write(rules)}
+    errors = {id(candidates["all"]): error, id(candidates["cut 1"]): 0.02}
+    tried = {"all": whole, "cut 1": 2.0, "rules": 3.0}
+    asked: list[Candidate] = []
+
+    def measured(candidate: Candidate) -> float:
+        asked.append(candidate)
+        return errors[id(candidate)]
+
+    def times(
+        sizes: Sequence[Size], runners: Mapping[str, object], seconds: float
+    ) -> tuple[list[dict[str, float]], float]:
+        return [{name: tried[name] for name in runners}], 0.0
+
+    monkeypatch.setattr(racing, "least_milliseconds", times)
+    monkeypatch.setattr(searching, "float_time", lambda prices: 10e3)
+    before = Placement("measured", 2.0, tried, chosen="cut 1", passed={"all": NOISE})
+    found, placement = searching._by_error(sizes, candidates, candidates["cut 1"], before, measured)
+    assert found is candidates[chosen]
+    assert (placement.chosen, placement.passed, placement.tried) == (chosen, why, tried)
+    assert len(asked) == (2 if whole == 1.0 else 0)
 
 
 def test_one_size_is_a_number_or_a_tuple() -> None:
