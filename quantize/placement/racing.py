@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ from functools import partial
 from ... import RequantError
 from ...transforms.int8.plan import Plan
 from ..job import Candidate, Placement
-from ..runtime.clock import SURE, race, uncertainty
+from ..runtime.clock import SLOW, SURE, alone, race, uncertainty
 from ..runtime.runtimes import LoadedModel
 from ..runtime.timing import Regime, load_name
 from .batches import CLEAR, fairest, finalists, least_noisy, passed, served
 from .measuring import Bench, Measured, profile
 from .pricing import Prices, plan_noise_cost
 
+FAR = 1.5  # a slow candidate that takes so many times as long as the fastest one is not timed in turns
 SHARE = 1.0  # time for comparing plans, as a share of the time for the latency
 
 
@@ -51,7 +53,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out; if it runs
     none of them, the first one is returned.
     """
-    job, runners = sizes[0].bench.job, runners_of(sizes, candidates)
+    job, runners = sizes[0].bench.job, runners_of(sizes, candidates, FAR)
     if not runners:
         return next(iter(candidates.values())), Placement("rules")
     job.progress("compare placements", 0, None)
@@ -85,15 +87,28 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     return candidates[best], placement
 
 
-def runners_of(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> dict[str, LoadedModel]:
-    """Return the candidates that the runtime runs, after one run at each batch size."""
-    runners = {}
+def runners_of(
+    sizes: Sequence[Size], candidates: Mapping[str, Candidate], most: float = math.inf
+) -> dict[str, LoadedModel]:
+    """Return the candidates that the runtime runs, after one run at each batch size.
+
+    Args:
+        sizes: The batch sizes.
+        candidates: The candidates by name.
+        most: Where a run takes longer than `SLOW`, a candidate that takes so many times as long as the fastest one is
+            left out: timing it takes minutes, and large tensors stay in memory as long as its session is open.
+    """
+    threads = sizes[0].bench.job.options.threads
+    runners: dict[str, LoadedModel] = {}
+    took: dict[str, float] = {}
     for name, candidate in candidates.items():
         with suppress(RequantError):
-            runner = candidate.sessions.fresh(threads=sizes[0].bench.job.options.threads)
-            for size in sizes:
-                runner(size.bench.feed)
+            runner = candidate.sessions.fresh(threads=threads)
+            runs = (partial(runner, size.bench.feed) for size in sizes)
+            took[name] = math.fsum(alone(run, seconds=0, threads=threads).least for run in runs)
             runners[name] = runner
+        least = min(took.values(), default=0.0)
+        runners = {each: runner for each, runner in runners.items() if least <= SLOW or took[each] <= most * least}
     return runners
 
 

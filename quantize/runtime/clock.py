@@ -92,13 +92,18 @@ def clock_of(threads: int) -> Clock:
 def alone(run: Run, *, seconds: float, threads: int = 0) -> Times:
     """Call a function until `seconds` have passed, at least `FEW_ROUNDS` times, and return the times.
 
+    A function that takes longer than `SLOW` is called once.
+
     Args:
         run: The function to time.
-        seconds: How long it is timed.
+        seconds: How long it is timed; 0 for one turn.
         threads: Threads inside one operator. With one thread CPU time counts, else wall time.
     """
     clock = clock_of(threads)
-    times = _block(run, seconds, time.thread_time if clock == "cpu" else time.perf_counter, FEW_ROUNDS)
+    now = time.thread_time if clock == "cpu" else time.perf_counter
+    times = _block(run, 0.0, now, 1)
+    if seconds and times[0][1] <= SLOW:
+        times += _block(run, seconds, now, FEW_ROUNDS)
     return Times(tuple(spent for spent, _ in times), clock, math.fsum(wall for _, wall in times))
 
 

@@ -573,6 +573,19 @@ def test_the_error_of_a_faster_plan_is_measured(
     assert len(asked) == (2 if whole == 1.0 else 0)
 
 
+@pytest.mark.parametrize(("slow", "kept"), [(1.0, ["all", "rules"]), (0.1, ["all", "cut 1", "rules"])])
+def test_slow_plans_far_from_the_fastest_one_are_not_timed(
+    model: Path, monkeypatch: pytest.MonkeyPatch, slow: float, kept: list[str]
+) -> None:
+    job, facts, rules, write = begun(model, batch=1)
+    prices = Prices.of(Space.of(job, facts, rules, job.feed), Costs(Machine.here(1)), {})
+    sizes = [Size(1, Bench.of(job, prices.space, write, job.feed), Measured.of(prices))]
+    took = iter((1.4 * slow, 1.6 * slow, slow))
+    monkeypatch.setattr(racing, "alone", lambda run, **_: Times((next(took),)))
+    runners = racing.runners_of(sizes, dict.fromkeys(("all", "cut 1", "rules"), write(rules)), racing.FAR)
+    assert [*runners] == kept
+
+
 def test_one_size_is_a_number_or_a_tuple() -> None:
     assert Options(batch=4).batches == Options(batch=(4,)).batches == (4,)
 

@@ -14,11 +14,13 @@ from requant.quantize import Latency
 from requant.quantize.runtime import clock
 from requant.quantize.runtime.clock import (
     AGAIN,
+    FEW_ROUNDS,
     LEAST_ROUNDS,
     SHARED,
     TURN,
     UNKNOWN,
     Times,
+    alone,
     doubt,
     interleave,
     race,
@@ -85,6 +87,17 @@ def test_long_runs_have_turns_of_two(machine: Machine) -> None:
 def test_slow_runs_have_turns_of_one(machine: Machine) -> None:
     interleave([machine.run("a", [600]), machine.run("b", [200])], seconds=0.0)
     assert machine.calls == "ab" + "abbaab"
+
+
+@pytest.mark.parametrize(
+    ("took", "seconds", "calls"),
+    [(1.0, 0.05, TURN + 50), (1.0, 0.0, TURN), (400.0, 0.1, 1 + FEW_ROUNDS), (600.0, 10.0, 1)],
+    ids=["short", "one turn", "long", "slow"],
+)
+def test_a_slow_run_alone_is_called_once(machine: Machine, took: float, seconds: float, calls: int) -> None:
+    found = alone(machine.run("a", [took]), seconds=seconds, threads=1)
+    assert len(found.seconds) == pytest.approx(calls, abs=1 if took == 1.0 else 0)  # sums of times are rounded
+    assert found.least == pytest.approx(took * MS)
 
 
 def test_the_number_of_rounds_is_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
