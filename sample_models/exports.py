@@ -274,6 +274,54 @@ EXPORTS: dict[str, Export] = {
         weights=HEADS,
         opset=18,
     ),
+    # torch.nn.MultiheadAttention: its function for attention, and where shares are returned too; older transformers
+    "multi-head": Export(
+        text="""g (float[1,12,32] x) => (float[1,12,32] y)
+            <int64[5] apart = {1, 12, 1, 3, 32}, int64[1] three = {3}, int64 i = {0}, int64 j = {1}, int64 k = {2},
+            int64[3] heads = {12, 4, 8}, int64[4] back = {1, 4, 12, 8}, int64[2] flat = {12, 32},
+            int64[3] whole = {12, 1, 32}, float half = {0.59460354}> {
+            r = Transpose<perm = [1, 0, 2]>(x)  a = MatMul(r, packed)  b = Add(left, a)  c = Reshape(b, apart)
+            d = Transpose<perm = [3, 1, 2, 0, 4]>(c)  e = Squeeze(d, three)
+            q0 = Gather(e, i)  k0 = Gather(e, j)  v0 = Gather(e, k)
+            q1 = Reshape(q0, heads)  k1 = Reshape(k0, heads)  v1 = Reshape(v0, heads)
+            q2 = Transpose<perm = [1, 0, 2]>(q1)  k2 = Transpose<perm = [1, 0, 2]>(k1)
+            v2 = Transpose<perm = [1, 0, 2]>(v1)  q3 = Reshape(q2, back)  k3 = Reshape(k2, back)  v = Reshape(v2, back)
+            k4 = Transpose<perm = [0, 1, 3, 2]>(k3)  q = Mul(q3, half)  kt = Mul(k4, half)  s = MatMul(q, kt)
+            p = Softmax<axis = -1>(s)  o = MatMul(p, v)  t = Transpose<perm = [2, 0, 1, 3]>(o)  u = Reshape(t, flat)
+            w = Gemm<transB = 1>(u, out, right)  z = Reshape(w, whole)  n = Transpose<perm = [1, 0, 2]>(z)
+            y = Add(x, n)
+        }""",
+        weights={"packed": (32, 96), "left": (96,), "out": (32, 32), "right": (32,)},
+    ),
+    "multi-head-shares": Export(
+        text="""g (float[N,12,32] x) => (float[N,12,32] y)
+            <int64[3] heads = {12, -1, 8}, int64[2] flat = {-1, 32}, int64[3] whole = {12, -1, 32},
+            float scale = {0.35355338}> {
+            r = Transpose<perm = [1, 0, 2]>(x)  a = MatMul(r, query)  b = MatMul(r, key)  c = MatMul(r, value)
+            q1 = Reshape(a, heads)  k1 = Reshape(b, heads)  v1 = Reshape(c, heads)
+            q2 = Transpose<perm = [1, 0, 2]>(q1)  k2 = Transpose<perm = [1, 0, 2]>(k1)
+            v = Transpose<perm = [1, 0, 2]>(v1)  q = Mul(q2, scale)  k = Transpose<perm = [0, 2, 1]>(k2)
+            s = MatMul(q, k)  p = Softmax<axis = -1>(s)  o = MatMul(p, v)  t = Transpose<perm = [1, 0, 2]>(o)
+            u = Reshape(t, flat)  w = MatMul(u, out)  z = Reshape(w, whole)  n = Transpose<perm = [1, 0, 2]>(z)
+            y = Add(x, n)
+        }""",
+        weights=HEADS,
+    ),
+    "merged-heads": Export(
+        text=f"""g (float[N,12,32] x, float[N,1,12,12] mask) => (float[N,12,32] y)
+            <int64[4] apart = {{-1, 12, 4, 8}}, int64[3] flat = {{-1, 12, 8}}, int64[4] scores = {{-1, 4, 12, 12}},
+            int64[3] back = {{-1, 12, 12}}, int64[4] split = {{-1, 4, 12, 8}}, int64[3] whole = {{-1, 12, 32}},
+            float scale = {{0.35355338}}> {{
+            a = MatMul(x, query)  a2 = Mul(a, scale)  b = MatMul(x, key)  c = MatMul(x, value)
+            q1 = Reshape(a2, apart)  k1 = Reshape(b, apart)  v1 = Reshape(c, apart)
+            q2 = Transpose{TURN}(q1)  k2 = Transpose{TURN}(k1)  v2 = Transpose{TURN}(v1)
+            q = Reshape(q2, flat)  k3 = Reshape(k2, flat)  v = Reshape(v2, flat)  k = Transpose<perm = [0, 2, 1]>(k3)
+            s = MatMul(q, k)  s4 = Reshape(s, scores)  m = Add(s4, mask)  s3 = Reshape(m, back)
+            p = Softmax<axis = -1>(s3)  o = MatMul(p, v)  o4 = Reshape(o, split)  t = Transpose{TURN}(o4)
+            r = Reshape(t, whole)  y = MatMul(r, out)
+        }}""",
+        weights=HEADS,
+    ),
     "masked-fill": Export(
         text=f"""g (float[N,8,32] x, int64[N,1,1,8] mask) => (float[N,8,32] y)
             <int64[4] apart = {{0, 0, 4, 8}}, int64[3] whole = {{0, 0, 32}}, float root = {{2.828427}},

@@ -144,6 +144,9 @@ def test_a_hard_swish_is_two_operators_and_runs_in_integers(name: str, model: Pa
     [
         ("sdpa-fixed", ["Attention"]),
         ("sdpa-free", ["Attention"]),
+        ("multi-head", ["Attention"]),
+        ("multi-head-shares", ["Attention"]),
+        ("merged-heads", ["Attention"]),
         ("masked-fill", ["Attention"]),
         ("learned-affine", ["Convolution", "Convolution"]),
     ],

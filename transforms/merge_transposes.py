@@ -21,14 +21,22 @@ def merge_transposes(model: ir.Model) -> Change:
         first = second.inputs[0].producer() if second.inputs and second.inputs[0] is not None else None
         if first is None or {(node.domain, node.op_type) for node in (first, second)} != {("", "Transpose")}:
             continue
-        p, q = (node.attributes.get_ints("perm", None) for node in (first, second))
-        if sole_reader(first.outputs[0]) is not second:
-            change.skip("read-between")
-        elif p is None or q is None:
-            change.skip("perm-not-given")
+        obstacle = merged(first, second)
+        if obstacle:
+            change.skip(obstacle)
         else:
-            second.attributes["perm"] = ir.AttrInt64s("perm", [p[i] for i in q])
-            second.replace_input_with(0, first.inputs[0])
-            remove(first)
             change.applied += 1
     return change
+
+
+def merged(first: ir.Node, second: ir.Node) -> str:
+    """Merge a Transpose into the one behind it; return an empty text, or the reason why they stay."""
+    p, q = (node.attributes.get_ints("perm", None) for node in (first, second))
+    if sole_reader(first.outputs[0]) is not second:
+        return "read-between"
+    if p is None or q is None:
+        return "perm-not-given"
+    second.attributes["perm"] = ir.AttrInt64s("perm", [p[i] for i in q])
+    second.replace_input_with(0, first.inputs[0])
+    remove(first)
+    return ""

@@ -15,11 +15,13 @@ from .graph import (
     names,
     node_name,
     remove,
+    remove_unread,
     replace,
     replace_node,
     sole_reader,
     unused_name,
 )
+from .merge_transposes import merged
 from .patterns.attention import REPEATS
 from .patterns.lengths import Axis, Lengths, Named, is_computed, part
 from .registry import Change, transform
@@ -65,9 +67,9 @@ def simplify_reshapes(model: ir.Model) -> Change:
         change.skipped.clear()
         lengths = Lengths(model)
         for node in computing_nodes(model, "Expand"):
-            progress |= _fix_expand(node, lengths, taken, change)
+            progress |= node.graph is not None and _fix_expand(node, lengths, taken, change)
         for node in computing_nodes(model, *RESHAPES):  # before a reshape between two Transposes moves away
-            progress |= node.graph is not None and _stand_alone(node, lengths, change)
+            progress |= node.graph is not None and (_merge_turns(node, change) or _stand_alone(node, lengths, change))
         for node in computing_nodes(model, *RESHAPES):
             if node.graph is not None:  # an earlier merge removes nodes
                 progress |= _fix_target(node, lengths, taken, change)
@@ -88,13 +90,13 @@ def _fix_target(node: ir.Node, lengths: Lengths, taken: set[str], change: Change
     if 0 in given:
         change.skip("empty")
         return False
-    numbers = lengths.kept(node.inputs[0], given)
+    numbers = lengths.merged(node.inputs[0], given) or lengths.kept(node.inputs[0], given)
     if numbers.count(-1) > 1:
         return False
     numbers = lengths.without_rest(node.inputs[0], numbers)
     node.attributes.pop("allowzero", None)  # no number of the target was 0
     node.replace_input_with(1, _target(node, numbers, taken))
-    discard(target)
+    remove_unread([target.producer()] if target is not None else [])
     change.applied += 1
     return True
 
@@ -113,7 +115,7 @@ def _fix_expand(node: ir.Node, lengths: Lengths, taken: set[str], change: Change
     if min(numbers, default=1) < 1:
         return False
     node.replace_input_with(1, _target(node, numbers, taken))
-    discard(target)
+    remove_unread([target.producer()] if target is not None else [])
     change.applied += 1
     return True
 
@@ -121,6 +123,16 @@ def _fix_expand(node: ir.Node, lengths: Lengths, taken: set[str], change: Change
 def _target(node: ir.Node, numbers: list[int], taken: set[str]) -> ir.Value:
     """Add a constant Reshape target, named after `node`."""
     return add_initializer(graph_of(node), unused_name(taken, f"{node_name(node)}/target"), np.array(numbers, np.int64))
+
+
+def _merge_turns(node: ir.Node, change: Change) -> bool:
+    """Merge two Transposes in front of a reshape; return whether they are one now."""
+    second = made_by(node.inputs[0], "Transpose")
+    first = None if second is None else made_by(second.inputs[0], "Transpose")
+    if first is None or second is None or merged(first, second):
+        return False
+    change.applied += 1
+    return True
 
 
 def _stand_alone(node: ir.Node, lengths: Lengths, change: Change) -> bool:

@@ -171,7 +171,7 @@ def _of_groups(call: Call, found: FoundAttention, model: ir.Model, shapes: Mappi
 def _heads_in(value: ir.Value, order: int, shapes: Mapping[str, Shape]) -> int | str | None:
     """Return how many heads a tensor has; None without an axis for heads, or if its shape is unknown."""
     shape = shapes.get(str(value.name), ())
-    return shape[2 if order == ROWS_FIRST else 1] if len(shape) == len(HEADS) else None
+    return shape[1 if order == HEADS_FIRST else 2] if len(shape) == len(HEADS) else None
 
 
 def _counts(found: FoundAttention, shapes: Mapping[str, Shape]) -> tuple[int, int]:

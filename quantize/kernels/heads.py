@@ -14,11 +14,13 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.session import Array, open_session, run_session
 from ...transforms.graph import Shape, constant
-from ...transforms.patterns.attention import BATCH_SECOND, HEADS, REPEATS, ROWS_FIRST
+from ...transforms.patterns.attention import BATCH_SECOND, HEADS, HEADS_OF, REPEATS, ROWS_FIRST
 from .chains import Constants, copied, serialized
 
 MOVES = frozenset("Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that move values and compute none."""
+TURNS = {order: turn for turn, order in HEADS_OF.items()}
+"""The permutation from each order of axes to `HEADS_FIRST`."""
 FREE = ((2, 3), (5, 2))  # lengths of the first two axes that are tried where the model leaves them open
 
 
@@ -75,7 +77,7 @@ def heads_of(
     Args:
         model: The model.
         value: The tensor that attention reads.
-        order: The order of its axes, `HEADS_FIRST` or `ROWS_FIRST`.
+        order: The order of its axes.
         shapes: Shapes of the tensors by name.
         alone: Whether it may only be the tensor itself.
     """
@@ -171,7 +173,7 @@ def _found(moves: bytes, lengths: tuple[int, ...], order: int) -> tuple[Places, 
     if result.ndim not in (len(lengths), len(HEADS)) or not result.size:
         return ()
     result = result if apart else result[:, None]
-    result = result.transpose(HEADS) if order == ROWS_FIRST else result
+    result = result.transpose(TURNS[order]) if order in TURNS else result
     found = (_side_by_side(result, lengths, order) for order in (ROWS_FIRST, BATCH_SECOND))
     return tuple(replace(places, apart=apart) for places in found if places is not None)
 

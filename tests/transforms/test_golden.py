@@ -87,6 +87,7 @@ EXPECTED_TRANSFORMS = (
     "split_shared_weights",
     "strip_unused_nodes",
     "sum_to_add",
+    "split_merged_heads",
     "where_to_add",
     "unfuse_gates",
     "unfuse_operators",

@@ -42,7 +42,12 @@ def cases(draw: st.DrawFn) -> tuple[str, list[int]]:
     def target(name: str, parts: list[list[int]]) -> None:
         rest, inputs = draw(st.integers(-1, len(parts) - 1)), list[str]()
         for place, axes in enumerate(parts):
-            if place == rest or len(axes) > 1:
+            if place != rest and len(axes) > 1 and draw(st.booleans()):  # the first axis times the others
+                inputs.append(f"{name}{place}")
+                nodes.append(f"{name}{place}_one = Gather(s, {number(axes[0])})")
+                others = number(prod(lengths[axis] for axis in axes[1:]))
+                nodes.append(f"{name}{place} = Mul({name}{place}_one, {others})")
+            elif place == rest or len(axes) > 1:
                 inputs.append(number(-1 if place == rest else prod(lengths[axis] for axis in axes)))
             elif draw(st.booleans()):
                 inputs.append(f"{name}{place}")

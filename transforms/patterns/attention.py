@@ -18,8 +18,10 @@ HEADS_FIRST, ROWS_FIRST, BATCH_SECOND = 0, 1, 2
 TURNS: dict[tuple[int, ...], int] = {HEADS: ROWS_FIRST, (2, 0, 1, 3): BATCH_SECOND}
 """The order of axes into which each permutation turns (batch, heads, rows, columns)."""
 LAST_AXIS = 13  # the opset from which the default axis of a Softmax is the last one
-KEYS = {(0, 2, 3, 1): True, (0, 1, 3, 2): False, (0, 2, 1): False}
-"""The permutations that turn rows of keys into columns, and whether the rows came before the heads."""
+HEADS_OF: dict[tuple[int, ...], int] = {HEADS: ROWS_FIRST, (1, 2, 0, 3): BATCH_SECOND}
+"""The order of axes from which each permutation turns into (batch, heads, rows, columns)."""
+KEYS = {(0, 2, 3, 1): ROWS_FIRST, (1, 2, 3, 0): BATCH_SECOND, (0, 1, 3, 2): HEADS_FIRST, (0, 2, 1): HEADS_FIRST}
+"""The permutations that turn rows of keys into columns, and the order of axes before."""
 MORE_RESULTS, FACTORS = "results beside the first", "factors that are constant or equal"
 HALF, UNREAD = "keys or values alone of earlier runs", "caches that nothing reads"
 """What an operator may have that attention as a unit has not."""
@@ -90,14 +92,14 @@ class _Operand:
     Attributes:
         value: The tensor.
         scale: What it is multiplied by on the way.
-        rows_first: Whether its rows come before its heads.
+        order: The order of its axes.
         turned: The permutation that turned rows of keys into columns.
         nodes: The operators on the way, in order.
     """
 
     value: ir.Value
     scale: float = 1.0
-    rows_first: bool = False
+    order: int = HEADS_FIRST
     turned: tuple[int, ...] = ()
     nodes: list[ir.Node] = field(default_factory=list)
 
@@ -175,7 +177,7 @@ def _around(softmax: ir.Node) -> FoundAttention | None:
         v.value,
         scores.mask,
         q.scale * k.scale * scores.scale,
-        (int(q.rows_first), int(k.rows_first), int(v.rows_first), order),
+        (q.order, k.order, v.order, order),
         (*q.nodes, *k.nodes, scores.product, *scores.nodes, *shares, *v.nodes, product, *behind),
         zero=len(shares) > 1,
         windows=scores.windows,
@@ -210,7 +212,7 @@ def _scores(value: ir.Value | None, reader: ir.Node) -> _Scores | None:
     if windows is not None:
         value, reader = windows.scores, windows.nodes[0]
     while (node := _inner(value, reader)) is not None and not _is(node, "MatMul"):
-        if (found := _scaled(node)) is not None:
+        if (found := scaled(node)) is not None:
             value, factor = found
             scale *= factor
         elif not nodes and (masked := _masked(node)) is not None:
@@ -276,14 +278,14 @@ def _operand(product: ir.Node, index: int, *, of_keys: bool = False) -> _Operand
     assert value is not None
     operand, reader = _Operand(value), product
     while (node := _inner(operand.value, reader)) is not None:
-        found, order = _scaled(node), _permutation(node)
+        found, order = scaled(node), _permutation(node)
         if found is not None:
             operand.value, factor = found
             operand.scale *= factor
         elif of_keys and not operand.turned and order in KEYS:
-            operand.value, operand.rows_first, operand.turned = _source(node), KEYS[order], order
-        elif order == HEADS and not operand.rows_first and (operand.turned or not of_keys):
-            operand.value, operand.rows_first = _source(node), True
+            operand.value, operand.order, operand.turned = _source(node), KEYS[order], order
+        elif order in HEADS_OF and operand.order == HEADS_FIRST and (operand.turned or not of_keys):
+            operand.value, operand.order = _source(node), HEADS_OF[order]
         else:
             break
         operand.nodes.insert(0, node)
@@ -319,7 +321,7 @@ def _permutation(node: ir.Node) -> tuple[int, ...]:
     return tuple(node.attributes.get_ints("perm", ())) if _is(node, "Transpose") else ()
 
 
-def _scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
+def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
     """Return the tensor that a Mul or Div multiplies by a number, and the number; None for other nodes."""
     if not _is(node, "Mul") and not _is(node, "Div"):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -27,16 +27,18 @@ class Axis:
     Attributes:
         tensor: The tensor.
         index: The axis, from the first one.
+        times: What the length is multiplied by.
     """
 
     tensor: ir.Value
     index: int
+    times: int = 1
 
 
 Named: TypeAlias = Sequence[int | str | None]
 """Lengths of axes: numbers, names, or None for an unknown one. Axes whose lengths have one name have one length."""
 Length: TypeAlias = int | Axis | None
-"""A number, the length of an axis, or None for another length that is computed."""
+"""A number, the length of an axis (`Axis.times` it), or None for another length that is computed."""
 
 
 class Lengths:
@@ -71,8 +73,14 @@ class Lengths:
         given = self.of_target(node.inputs[1]) if len(node.inputs) > 1 else None
         if found is None or given is None or len(given) != len(found):
             return found
-        told = [self._name(each.tensor, each.index) if isinstance(each, Axis) else None for each in given]
+        told = [self._told(length) for length in given]
         return [one if isinstance(one, int) else other or one for one, other in zip(found, told, strict=True)]
+
+    def _told(self, length: Length) -> int | str | None:
+        """Return what a length in a target says of the axis: a number or a name; None for others."""
+        if isinstance(length, int):
+            return length if length > 0 else None
+        return None if length is None or length.times != 1 else self._name(length.tensor, length.index)
 
     def of_target(self, target: ir.Value | None) -> list[Length] | None:
         """Return the lengths in the target of a Reshape; None if their number is unknown."""
@@ -133,9 +141,28 @@ class Lengths:
             rest = 0
         return [rest if number == -1 else number for number in numbers]
 
+    def merged(self, x: ir.Value | None, lengths: Sequence[Length]) -> list[int] | None:
+        """Return the target of a Reshape of x that merges its first axes, of which one is free; None for others.
+
+        Before:  [N * 6, -1, 64], x (N, 6, 7, 64)
+        After:   [-1, 7, 64]
+        """
+        first, shape = lengths[0] if lengths else None, self.of(x)
+        others = [length for length in lengths[1:] if isinstance(length, int)]
+        if not isinstance(first, Axis) or first.times == 1 or shape is None or len(others) < len(lengths) - 1:
+            return None
+        numbers = [length for length in shape[1:] if isinstance(length, int)]
+        kept = self._is_kept(replace(first, times=1), x, 0) and len(numbers) == len(shape) - 1
+        if not kept or 0 in others or 0 in numbers or others.count(-1) > 1:
+            return None
+        rest, known = math.prod(numbers), first.times * math.prod(length for length in others if length > 0)
+        if rest % known or (-1 not in others and rest != known):
+            return None
+        return [-1, *(rest // known if length == -1 else length for length in others)]
+
     def _is_kept(self, length: Axis | None, x: ir.Value | None, axis: int) -> bool:
         """Whether a computed length is that of an axis of x: of x itself, or of a tensor with an axis like it."""
-        if length is None or x is None:
+        if length is None or x is None or length.times != 1:
             return False
         names = self._name(length.tensor, length.index), self._name(x, axis)
         same = None not in names and names[0] == names[1]
@@ -165,10 +192,16 @@ class Lengths:
         return [numbers.get(axis, Axis(x, axis)) for axis in axes]
 
     def _result(self, node: ir.Node) -> list[Length] | None:
-        """Return what arithmetic with two known lengths gives; None for others."""
+        """Return what arithmetic with two known lengths, or an axis times a number, gives; None for others."""
         sides = [self.of_target(value) or [] for value in node.inputs]
-        numbers = [length for side in sides if len(side) == 1 for length in side if isinstance(length, int)]
-        return [ARITHMETIC[node.op_type](*numbers)] if len(numbers) == len(sides) else None
+        lengths = [length for side in sides if len(side) == 1 for length in side]
+        numbers = [length for length in lengths if isinstance(length, int)]
+        axes = [length for length in lengths if isinstance(length, Axis)]
+        if len(numbers) == len(sides):
+            return [ARITHMETIC[node.op_type](*numbers)]
+        if node.op_type == "Mul" and len(numbers) == len(axes) == 1 and numbers[0] > 0:
+            return [replace(axes[0], times=axes[0].times * numbers[0])]
+        return None
 
     def _unknown(self, value: ir.Value | None) -> list[Length] | None:
         """Return None for each computed number of a tensor; None if it is not known how many it has."""
