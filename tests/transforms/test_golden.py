@@ -36,6 +36,7 @@ EXPECTED_TRANSFORMS = (
     "freeze_min",
     "freeze_requantization_ranges",
     "fuse_convolutions",
+    "fuse_channel_norms",
     "fuse_gelu",
     "fuse_hard_sigmoid",
     "fuse_leaky_relu",

@@ -27,6 +27,8 @@ CONSTANTS: Mapping[str, Array] = {
     "wide": np.full(WIDTH, 1e-3, np.float32),
     "last": np.array([-1]),
     "first": np.array([0]),
+    "half": np.array(0.5, np.float32),
+    "minus": np.array(-0.5, np.float32),
     "both": np.array([0, 1]),
     "gain": np.linspace(0.5, 2, WIDTH, dtype=np.float32),
     "row": np.linspace(0.5, 2, WIDTH, dtype=np.float32)[None],
@@ -34,7 +36,8 @@ CONSTANTS: Mapping[str, Array] = {
     "column": np.linspace(0.5, 2, 4, dtype=np.float32)[:, None],
 }
 SHAPES: Mapping[str, tuple[int | str, ...]] = dict.fromkeys("yz", (4, WIDTH))
-ROOT = "q = Pow(x, two) m = ReduceMean(q, last) e = Add(m, eps) r = Sqrt(e)"
+POWER = "q = Pow(x, two) m = ReduceMean(q, last) e = Add(m, eps)"
+ROOT = f"{POWER} r = Sqrt(e)"
 DIVIDED = f"{ROOT} y = Div(x, r)"
 
 
@@ -60,6 +63,9 @@ def wrapped(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int | str, ...]] 
         (f"{ROOT} i = Div(one, r) y = Mul(i, x)", 18, []),
         (f"{ROOT} i = Reciprocal(r) z = Mul(x, i) y = Mul(gain, z)", 18, []),
         (f"{ROOT} z = Div(x, r) y = Mul(z, row)", 18, []),
+        (f"{POWER} r = Pow(e, minus) z = Mul(x, r) y = Mul(z, gain)", 18, []),
+        (f"{POWER} r = Pow(e, half) y = Div(x, r)", 18, []),
+        (f"{POWER} r = Pow(e, half) i = Reciprocal(r) y = Mul(x, i)", 18, []),
         ("q = Mul(x, x) m = ReduceMean<axes = [-1]>(q) e = Add(eps, m) r = Sqrt(e) y = Div(x, r)", 17, []),
         ("q = Mul(x, x) m = ReduceMean<axes = [1]>(q) e = Add(eps, m) r = Sqrt(e) y = Div(x, r)", 17, []),
         # no gain: the factors belong to another axis, or more than the Mul reads the result
@@ -107,6 +113,10 @@ def test_normalizations_of_one_length_share_a_gain_of_ones() -> None:
         DIVIDED.replace("eps", "x"),
         DIVIDED.replace("Pow(x, two)", "Mul(x, two)"),
         f"{ROOT} y = Div(r, x)",
+        f"{ROOT} y = Mul(x, r)",
+        f"{POWER} r = Pow(e, half) y = Mul(x, r)",
+        f"{POWER} r = Pow(e, minus) y = Div(x, r)",
+        f"{POWER} r = Pow(two, e) y = Div(x, r)",
         f"{ROOT} i = Div(two, r) y = Mul(x, i)",
         f"{ROOT} i = Reciprocal(r) o = Neg(x) y = Mul(o, i)",
         f"{ROOT} i = Reciprocal(r) y = Neg(i)",

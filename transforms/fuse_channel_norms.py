@@ -1,0 +1,157 @@
+"""Fuse the operators of a layer normalization over the channels of an image into one between two Transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import (
+    add_initializer,
+    computing_nodes,
+    constant,
+    graph_of,
+    insert_before,
+    made_by,
+    names,
+    node_name,
+    remove_unread,
+    replace_node,
+    unused_name,
+)
+from .inference import Known
+from .patterns.root_mean_squares import behind, epsilon_of, find_quotient, is_mean_of, squared
+from .registry import Change, transform
+
+HAS_LAYER_NORMALIZATION = 17  # the first opset with the operator
+CHANNELS = 1  # the axis
+FEWEST = 12  # channels with which the one operator and its Transposes gain: it computes short rows slowly
+
+
+@transform("fuse_channel_norms", after=("fold_constants",))
+def fuse_channel_norms(model: ir.Model) -> Change:
+    """Fuse a layer normalization over the channels, in several operators, into one over the last axis.
+
+    Before:  d = Sub(x, ReduceMean(x, axes=[1])); v = ReduceMean(Mul(d, d), axes=[1]);
+             y = Add(Mul(Div(d, Sqrt(Add(v, e))), w), b),  x (N, C, H, W), w and b (C, 1, 1)
+    After:   y = Transpose(LayerNormalization(Transpose(x, perm=[0, 2, 3, 1]), w', b', axis=-1, epsilon=e),
+                 perm=[0, 3, 1, 2]),  w' and b' (C,)
+        Networks of images have it as LayerNorm2d (NAFNet, ConvNeXt, the neck and the decoder of SAM), with a Pow or two
+        Subs too; sequences (N, C, L) as well. The runtime joins such operators only over the last axis. Without w, w'
+        is 1. The results differ by the rounding of float32.
+    Left alone: opsets below 17 (``opset``); inner tensors that others read (``read-between``); other axes
+        (``other-axes``); an unknown number of channels (``unknown-channels``), and fewer than 12, with which the parts
+        are faster (``narrow``); powers and summands of another formula (``other-numbers``); other types than float32
+        (``not-float32``). A factor or a summand that is computed, or of another shape than w, stays behind the result.
+    """
+    change, known, taken = Change(), Known(model), names(model)
+    for square in computing_nodes(model, "Pow", "Mul"):
+        found = _found(square)
+        if found is None:
+            continue
+        lengths = known.lengths(found.x) or ()
+        epsilon = epsilon_of(found.chain, len(lengths))
+        if known.dtype(found.x) is not ir.DataType.FLOAT:
+            change.skip("not-float32")
+        elif epsilon is None:
+            change.skip("other-numbers")
+        elif (reason := _obstacle(found, lengths)) or model.opset_imports.get("", 0) < HAS_LAYER_NORMALIZATION:
+            change.skip(reason or "opset")
+        else:
+            _fuse(found, epsilon, lengths, taken)
+            change.applied += 1
+    return change
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A layer normalization in several operators.
+
+    Attributes:
+        x: What it normalizes.
+        chain: Its operators from the square to the quotient.
+        nodes: All its operators; the last one computes the quotient.
+    """
+
+    x: ir.Value
+    chain: Sequence[ir.Node]
+    nodes: Sequence[ir.Node]
+
+
+def _found(square: ir.Node) -> _Found | None:
+    """Return the normalization that squares the distances from a mean here; None if there is none."""
+    distance = squared(square)
+    front = _distance(distance)
+    x = front[-1].inputs[0] if front else None
+    if x is None:
+        return None
+    dividends = {use.node.outputs[0]: found for use in x.uses() if (found := _distance(use.node.outputs[0]))}
+    behind_it = find_quotient(square, [*dividends])
+    if behind_it is None:
+        return None
+    chain = [square, *behind_it]
+    other = next(dividends[value] for value in chain[-1].inputs if value in dividends)
+    return _Found(x, chain, [*dict.fromkeys([*front, *other, *chain])])
+
+
+def _distance(value: ir.Value | None) -> tuple[ir.Node, ...]:
+    """Return the Sub and the ReduceMean that compute x - mean(x); nothing for other tensors."""
+    sub = made_by(value, "Sub")
+    mean = None if sub is None or sub.domain else made_by(sub.inputs[1], "ReduceMean")
+    if sub is None or mean is None or mean.domain or mean.inputs[0] is not sub.inputs[0]:
+        return ()
+    return sub, mean
+
+
+def _obstacle(found: _Found, lengths: Sequence[int | None]) -> str:
+    """Return why a normalization of a tensor of these lengths is left alone; nothing if it is not."""
+    means = [node for node in found.nodes if node.op_type == "ReduceMean"]
+    if len(lengths) < 3 or not all(is_mean_of(mean, CHANNELS, len(lengths)) for mean in means):
+        return "other-axes"
+    channels = lengths[CHANNELS]
+    if channels is None or channels < FEWEST:
+        return "unknown-channels" if channels is None else "narrow"
+    inner = [node.outputs[0] for node in found.nodes[:-1]]
+    if any(each.is_graph_output() or any(use.node not in found.nodes for use in each.uses()) for each in inner):
+        return "read-between"
+    return ""
+
+
+def _fuse(found: _Found, epsilon: float, lengths: Sequence[int | None], taken: set[str]) -> None:
+    """Replace the operators of a normalization of a tensor of these lengths."""
+    last, rank, channels = found.nodes[-1], len(lengths), lengths[CHANNELS]
+    assert channels is not None  # otherwise there is an obstacle
+    nodes, parameters = [*found.nodes], [np.ones(channels, np.float32)]
+    for index, op in enumerate(("Mul", "Add")):
+        step = _for_each_channel(last, op, channels, rank)
+        if step is not None:
+            last, array = step
+            nodes.append(last)
+            parameters[index:] = [array]
+    stem = node_name(last)
+    inputs = [
+        add_initializer(graph_of(last), unused_name(taken, f"{stem}/{word}"), array)
+        for word, array in zip(("scale", "shift"), parameters, strict=False)
+    ]
+    there, back = [0, *range(2, rank), 1], [0, rank - 1, *range(1, rank - 1)]
+    x = insert_before(last, taken, "Transpose", [found.x], {"perm": there}, stem=f"{stem}/channels_last")
+    attributes = {"axis": -1, "epsilon": epsilon}
+    y = insert_before(last, taken, "LayerNormalization", [x, *inputs], attributes, stem=f"{stem}/normalized")
+    x.type = y.type = ir.TensorType(ir.DataType.FLOAT)
+    replace_node(last, ir.node("Transpose", [y], {"perm": back}, name=stem))
+    remove_unread(reversed(nodes[:-1]))
+
+
+def _for_each_channel(last: ir.Node, op: str, channels: int, rank: int) -> tuple[ir.Node, np.ndarray] | None:
+    """Return the only reader of a result, with what it multiplies by or adds for each channel; None without it."""
+    shape = [1, channels] + [1] * (rank - 2)
+    for node in behind(last, (op,)):
+        for value in node.inputs:
+            tensor = constant(value)
+            if tensor is None or tensor.dtype is not ir.DataType.FLOAT or len(tensor.shape) > rank:
+                continue
+            if [1] * (rank - len(tensor.shape)) + list(tensor.shape) == shape:
+                return node, tensor.numpy().reshape(channels)
+    return None
