@@ -86,6 +86,7 @@ EXPECTED_TRANSFORMS = (
     "sort_by_execution_order",
     "sparsify_gather",
     "split_shared_weights",
+    "split_short_sums",
     "strip_unused_nodes",
     "sum_to_add",
     "split_merged_heads",
