@@ -90,6 +90,7 @@ EXPECTED_TRANSFORMS = (
     "strip_unused_nodes",
     "sum_to_add",
     "split_merged_heads",
+    "sum_without_concat",
     "where_to_add",
     "unfuse_gates",
     "unfuse_operators",
