@@ -15,6 +15,7 @@ from ...transforms.int8.plan import Impl
 from ...transforms.int8.qparams import BlockForm
 from ...transforms.quantize_caches import cache_nodes
 from ..options.selection import Selection
+from .divisors import divisors_of
 
 FIRST_INTEGER_OPSET = 10  # the opset that introduced QLinearConv and QLinearMatMul
 
@@ -74,6 +75,11 @@ class Facts:
     def convolves(self) -> bool:
         """Whether there is a convolution, so that tensors of four axes are images."""
         return any(node.op_type == "Conv" for node in self.nodes.values())
+
+    @cached_property
+    def divisors(self) -> frozenset[str]:
+        """The tensors that must not be written in uint8 because an operator divides by them; see `divisors_of`."""
+        return divisors_of(self.nodes.values())
 
 
 def facts_of(

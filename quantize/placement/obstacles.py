@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ...transforms.graph import DEEPEST, MS, constant, has_plain_window, is_float32, plain_shape, release, whole_first
 from ...transforms.int8.forms import RECURRENT, gate_obstacle
 from ...transforms.int8.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
-from ...transforms.int8.ops import GATE, INTERPOLATION, OPS, TABLE, WHOLE, Kernel, Op, only_moves
+from ...transforms.int8.ops import FUNCTION, GATE, INTERPOLATION, OPS, TABLE, WHOLE, Kernel, Op, only_moves
 from ...transforms.int8.plan import Impl, Unit
 from ...transforms.int8.reasons import ALREADY, NONE, Reason
 from ...transforms.int8.recurrent import ACTIVATIONS
@@ -294,7 +294,9 @@ def _tensor_obstacle(unit: Unit, facts: Facts, touched: Iterable[str]) -> Reason
     kept = next((facts.kept_float[tensor] for tensor in touched if tensor in facts.kept_float), "")
     if kept:
         return why.KEPT_FLOAT.about(kept)
-    return _range_obstacle(unit, facts)
+    # what a float operator writes is rounded for integer readers alone, except inside a function of several operators
+    rounded = {*unit.inputs, *unit.outputs} if unit.op == FUNCTION else {*unit.outputs}
+    return why.DIVISOR if facts.divisors & rounded.intersection(touched) else _range_obstacle(unit, facts)
 
 
 def _range_obstacle(unit: Unit, facts: Facts) -> Reason:

@@ -10,6 +10,7 @@ KEPT_FLOAT = Reason("kept-float", "{}")
 PLAN_FILE = Reason("plan-file", "{} says so")
 NO_RANGES = Reason("no-ranges", "no ranges without data")
 ZERO_INPUT = Reason("zero-input", "its input is zero in all the data, which gives no scale")  # nor one for the bias
+DIVISOR = Reason("divisor", "an operator divides by its result, in which uint8 would round small values to 0")
 RANGES_DIFFER = Reason("ranges-differ", "the ranges that meet in its unit differ {:.0f}-fold")
 
 # limits of the runtime and of the model's opset
