@@ -35,6 +35,8 @@ LEAST_GROWTH = 2**12
 
 MOST_WEIGHTS = 2**28
 """Bytes by which weights may grow in any model; in larger models, by the size of its constants."""
+MOST_NODES = 32
+"""The most nodes that are judged together."""
 VALUES_GIVE_SHAPE = frozenset(
     "AffineGrid BlackmanWindow CenterCropPad Col2Im ConstantOfShape DFT Expand HammingWindow HannWindow ImageDecoder"
     " MaxUnpool MelWeightMatrix OneHot Pad Range Resize STFT Tile Upsample".split()
@@ -42,6 +44,8 @@ VALUES_GIVE_SHAPE = frozenset(
 """Operators of which a few numbers can make a result of any size; without a known shape they are not computed."""
 
 Values = Mapping[ir.Value, ir.Value]
+Growing = tuple[float, Sequence[ir.Node]]
+"""Nodes of which the last one needs the others, and the bytes by which the file grows if all become constants."""
 
 
 @transform("fold_constants")
@@ -60,8 +64,10 @@ def fold_constants(
     An If with a constant condition gives way to the nodes of the branch that it takes, as the ``squeeze`` of PyTorch
         needs it where the shapes are known.
     The file grows by at most 10 % of the constants of the model, or 4 KiB: the results that make it grow least are
-        stored first. The weights of products and of recurrent operators, also those that are integers with a scale and
-        a zero point, are stored if they grow by at most 256 MiB, or the size of all constants.
+        stored first. Results between nodes do not count if they need not be stored, as in the standardization of a
+        weight: up to 32 nodes are judged together. The weights of products and of recurrent operators, also those that
+        are integers with a scale and a zero point, are stored if they grow by at most 256 MiB, or the size of all
+        constants.
     Left alone: results beyond this growth (``grows``); random operators; QuantizeLinear and DequantizeLinear, which
         hold the int8 weights; other control flow, except the nodes in its bodies; operators of other domains; outputs
         of graphs and bodies; results larger than both max_size_in_bytes and their inputs; operators that
@@ -91,6 +97,8 @@ def fold_constants(
         growing = folding.fold_free(shapes)
         folding.change.applied += take_branches(model, excluded)
         if folding.change.applied == before:
+            growing += folding.fold_cones([node for _, (node,) in growing], shapes)
+        if folding.change.applied == before:
             folding.fold_growing(growing, shapes)
         progress = folding.change.applied > before
     return folding.change
@@ -118,9 +126,9 @@ class _Folding:
     sizes: dict[ir.Node, int] = field(default_factory=dict)
     change: Change = field(default_factory=Change)
 
-    def fold_free(self, shapes: Values) -> list[tuple[int, ir.Node]]:
+    def fold_free(self, shapes: Values) -> list[Growing]:
         """Fold the nodes that do not make the file grow; return the others with the bytes by which they do."""
-        growing = []
+        growing: list[Growing] = []
         for node in computing_nodes(self.model):
             if not _is_candidate(node):
                 continue
@@ -135,23 +143,66 @@ class _Folding:
                 self.sizes[node] = _stored_bytes(node, arrays)
             growth = self.sizes[node] - _freed_bytes(node)
             if growth > 0 and (growth > self.weights or not _is_weight(node)):
-                growing.append((growth, node))
+                growing.append((growth, [node]))
                 continue
             self.left -= min(growth, 0)
             self.weights -= max(growth, 0)
             self._store(node, arrays or _folded(self.model, node, shapes, self.limit))
         return growing
 
-    def fold_growing(self, growing: Sequence[tuple[int, ir.Node]], shapes: Values) -> None:
+    def fold_cones(self, nodes: Sequence[ir.Node], shapes: Values) -> list[Growing]:
+        """Fold nodes together with those that they need, where the file does not grow by what others read of them.
+
+        Args:
+            nodes: The nodes with constant inputs.
+            shapes: Values with the shapes of tensors.
+
+        Returns:
+            The other nodes, each with those that it needs, and the bytes by which the file grows.
+        """
+        growing: list[Growing] = []
+        for cone in _cones(self.model, nodes, self.excluded):
+            if any(node.graph is None for node in cone):  # part of another cone
+                continue
+            try:
+                growth = _cone_growth(cone, shapes)
+                if growth > 0 and (growth > self.weights or not _is_weight(cone[-1])):
+                    growing.append((growth, cone))
+                    continue
+                self._store_cone(cone, shapes)
+            except LeftAlone:
+                continue
+            self.left -= min(growth, 0)
+            self.weights -= max(growth, 0)
+        return growing
+
+    def fold_growing(self, growing: Sequence[Growing], shapes: Values) -> None:
         """Fold nodes as long as the file may grow, those first that make it grow least."""
-        for growth, node in sorted(growing, key=lambda each: each[0]):
-            if node.graph is None:  # a Shape that lost its readers
+        for growth, cone in sorted(growing, key=lambda each: each[0]):
+            if any(node.graph is None for node in cone):  # a Shape that lost its readers, or a part of another cone
                 continue
             if growth > self.left:
-                self.change.skip("grows")
+                if len(cone) == 1:
+                    self.change.skip("grows")
+                continue
+            try:
+                self._store_cone(cone, shapes)
+            except LeftAlone:
                 continue
             self.left -= growth
-            self._store(node, _folded(self.model, node, shapes, self.limit))
+
+    def _store_cone(self, cone: Sequence[ir.Node], shapes: Values) -> None:
+        """Replace nodes by initializers for what others read of them.
+
+        Raises:
+            LeftAlone: A node must stay; then all stay.
+        """
+        if len(cone) == 1:
+            self._store(cone[0], _folded(self.model, cone[0], shapes, self.limit))
+            return
+        results = _cone_results(self.model, cone, shapes, self.limit)
+        for node in reversed(cone):  # what is between them has no readers left
+            self._store(node, [results.get(value, np.empty(0)) for value in node.outputs])
 
     def _store(self, node: ir.Node, arrays: Sequence[np.ndarray]) -> None:
         """Replace a node by initializers."""
@@ -174,6 +225,58 @@ def _freed_bytes(node: ir.Node) -> int:
     sources = [value for value in dict.fromkeys(node.inputs) if value is not None and not value.is_graph_output()]
     alone = [value for value in sources if all(use.node is node for use in value.uses())]
     return sum(tensor.nbytes for value in alone if (tensor := constant(value)) is not None)
+
+
+def _cones(model: ir.Model, growing: Sequence[ir.Node], excluded: frozenset[ir.Node]) -> list[list[ir.Node]]:
+    """Return, for each node that depends on constants alone, this node and the nodes that it needs, in order.
+
+    Args:
+        model: The model.
+        growing: The nodes with constant inputs that can be computed.
+        excluded: Nodes to leave alone.
+    """
+    cones = {node: [node] for node in growing if _has_constant_inputs(node)}
+    for node in computing_nodes(model):
+        if node in cones or node in excluded or node.op_type == "Constant":
+            continue
+        sources = [value.producer() for value in node.inputs if value is not None and constant(value) is None]
+        parts = [cones[source] for source in sources if source in cones and source.graph is node.graph]
+        if sources and len(parts) == len(sources) and not _why_left(node):
+            cone = [*dict.fromkeys(each for part in parts for each in part), node]
+            if len(cone) <= MOST_NODES:
+                cones[node] = cone
+    return [cone for cone in cones.values() if len(cone) > 1]
+
+
+def _cone_growth(cone: Sequence[ir.Node], shapes: Values) -> float:
+    """Return the bytes by which the file grows if nodes are computed and only what others read is stored.
+
+    Raises:
+        LeftAlone: The size of a result is not known.
+    """
+    inside = set(cone)
+    stored = [value for node in cone for value in node.outputs if any(use.node not in inside for use in value.uses())]
+    if not all(_has_size(shapes.get(value)) for value in stored):
+        raise LeftAlone("shape-unknown")
+    sources = dict.fromkeys(value for node in cone for value in node.inputs if value is not None)
+    alone = [value for value in sources if not value.is_graph_output() and all(u.node in inside for u in value.uses())]
+    freed = sum(tensor.nbytes for value in alone if (tensor := constant(value)) is not None)
+    return sum(_expected_bytes(shapes.get(value)) for value in stored) - freed
+
+
+def _cone_results(model: ir.Model, cone: Sequence[ir.Node], shapes: Values, limit: int) -> dict[ir.Value, np.ndarray]:
+    """Return what nodes compute that others read.
+
+    Raises:
+        LeftAlone: A node must stay.
+    """
+    results: dict[ir.Value, np.ndarray] = {}
+    for index, node in enumerate(cone):
+        results.update(zip(node.outputs, _evaluated(model, node, shapes, limit, results), strict=True))
+        done = set(cone[: index + 1])
+        for value in [value for value in results if all(use.node in done for use in value.uses())]:
+            del results[value]  # keeps no more results in memory than needed
+    return results
 
 
 def _stored_bytes(node: ir.Node, arrays: Sequence[np.ndarray]) -> int:
@@ -209,7 +312,12 @@ def _is_candidate(node: ir.Node) -> bool:
     """Whether `node` depends only on constants, or only on the shape of a tensor."""
     if node.domain == "" and node.op_type in ("Shape", "Size"):
         return True
-    return _is_dimension(node) or all(value is None or constant(value) is not None for value in node.inputs)
+    return _is_dimension(node) or _has_constant_inputs(node)
+
+
+def _has_constant_inputs(node: ir.Node) -> bool:
+    """Whether all inputs of a node are constants."""
+    return all(value is None or constant(value) is not None for value in node.inputs)
 
 
 def _is_dimension(node: ir.Node) -> bool:
@@ -222,22 +330,27 @@ def _is_dimension(node: ir.Node) -> bool:
     return shape is not None and shape.op_type == "Shape" and shape.domain == ""
 
 
+def _why_left(node: ir.Node) -> str:
+    """Return why a node stays whatever its inputs are; an empty text if it need not."""
+    if node.domain != "":
+        return "unknown-domain"
+    if {attribute.type for attribute in node.attributes.values()} & BODIES:
+        return "control-flow"
+    if node.op_type in RANDOM:
+        return "random"
+    if node.op_type in QUANTIZATION:
+        return "quantization"
+    return "graph-output" if any(value.is_graph_output() for value in node.outputs) else ""
+
+
 def _folded(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> list[np.ndarray]:
     """Return the values of the outputs of a candidate.
 
     Raises:
         LeftAlone: The node must stay.
     """
-    if node.domain != "":
-        raise LeftAlone("unknown-domain")
-    if {attribute.type for attribute in node.attributes.values()} & BODIES:
-        raise LeftAlone("control-flow")
-    if node.op_type in RANDOM:
-        raise LeftAlone("random")
-    if node.op_type in QUANTIZATION:
-        raise LeftAlone("quantization")
-    if any(value.is_graph_output() for value in node.outputs):
-        raise LeftAlone("graph-output")
+    if why := _why_left(node):
+        raise LeftAlone(why)
     if node.op_type in ("Shape", "Size"):
         return [_shape_result(node, shapes)]
     if _is_dimension(node):
@@ -301,10 +414,21 @@ def _sliced(given: Sequence[np.ndarray | None], count: int) -> np.ndarray | None
     return np.arange(count)[slice(int(starts.item()), int(ends.item()), step)] if step > 0 else None
 
 
-def _evaluated(model: ir.Model, node: ir.Node, shapes: Values, limit: int) -> list[np.ndarray]:
-    """Run one node in onnx's reference evaluator, with the operator sets of the model."""
+def _evaluated(
+    model: ir.Model, node: ir.Node, shapes: Values, limit: int, computed: Mapping[ir.Value, np.ndarray] | None = None
+) -> list[np.ndarray]:
+    """Run one node in onnx's reference evaluator, with the operator sets of the model.
+
+    Args:
+        model: The model.
+        node: The node.
+        shapes: Values with the shapes of tensors.
+        limit: The size of the largest result in bytes, unless the inputs are larger.
+        computed: Inputs that are no constants of the model yet.
+    """
     given = [value for value in node.inputs if value is not None]
     constants = {str(value.name): tensor for value in given if (tensor := constant(value)) is not None}
+    constants |= {str(value.name): ir.tensor(computed[value]) for value in given if computed and value in computed}
     read = sum(tensor.nbytes for tensor in constants.values())
     outputs = [value for value in node.outputs if value.name]
     for value in outputs:

@@ -135,6 +135,36 @@ def test_the_file_grows_by_a_tenth_and_the_smallest_growths_come_first() -> None
     assert stored(model) <= 1.1 * before
 
 
+@pytest.mark.parametrize(
+    ("read", "kept"),
+    [
+        ("", ["Mul"]),
+        ("i = Cast <to = 7> (x) h = Gather(f, i) ", ["Cast", "Gather", "Mul"]),
+        ("i = Cast <to = 7> (x) h = Gather(q, i) e = Gather(w, i) ", None),
+    ],
+    ids=["nothing else", "a result between them in place of the weight", "both"],
+)
+def test_results_that_need_not_be_stored_do_not_count(read: str, kept: list[str] | None) -> None:
+    """The standardization of a weight: its differences are as large as the weight, which its mean reads too."""
+    model = large(f"""m = ReduceMean <axes = [0]> (w) f = Sub(w, m) q = Mul(f, f) v = ReduceMean <axes = [0]> (q)
+        r = Sqrt(v) d = Sub(f, r) g = ReduceMax <axes = [0], keepdims = 0> (d) {read} y = Mul(x, g)""")
+    before = stored(model)
+    change = fold_constants(model)
+    assert stored(model) <= 1.1 * before
+    if kept is None:
+        assert change.skipped["grows"] > 0
+    else:
+        assert [node.op_type for node in model.graph] == kept
+        assert values(model)["g"] == [0] * 100
+
+
+def test_nodes_of_which_one_cannot_be_computed_stay() -> None:
+    model = large("""f = Sub(w, one) q = RandomNormalLike(f) v = ReduceMax <axes = [0], keepdims = 0> (q)
+        i = Cast <to = 7> (x) h = Gather(w, i) y = Mul(x, v)""")
+    fold_constants(model)
+    assert "Sub" in [node.op_type for node in model.graph]
+
+
 def test_the_weights_of_a_product_are_stored_though_the_file_grows() -> None:
     """A tied embedding, which a Gather reads too: only a constant can become int8."""
     body = (
