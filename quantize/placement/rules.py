@@ -14,11 +14,11 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ...system.given import check_kind, or_default
-from ...transforms.graph import bodies, computing_graphs
+from ...transforms.graph import bodies, computing_graphs, constant, plain_shape
 from ...transforms.int8.ops import GATE, OPS, WHOLE, why_float
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
 from ...transforms.int8.qparams import BlockForm, Scheme
-from ...transforms.int8.reasons import FUSED_GROUP, NONE, Reason
+from ...transforms.int8.reasons import FUSED_GROUP, NONE, UNFUSED_GROUP, Reason
 from ...transforms.int8.units import units
 from ...transforms.patterns.attention import OPERATORS, FoundAttention, find_attention, missing_form
 from ...transforms.verify import check_model
@@ -264,7 +264,7 @@ def _fixed_float(unit: Unit, facts: Facts) -> Reason:
     if not facts.caches.isdisjoint(unit.nodes):
         return CACHE
     if unit.op == "group":
-        return FUSED_GROUP
+        return FUSED_GROUP if all(_may_be_fused(facts.nodes[name], facts) for name in unit.nodes) else UNFUSED_GROUP
     if unit.op in OPERATORS and facts.attention and (missing := missing_form(anchor)):
         return ATTENTION_FORM.about(missing)
     if row is None:
@@ -282,6 +282,16 @@ def _fixed_float(unit: Unit, facts: Facts) -> Reason:
         return OPERAND_CONSTANT
     hard_swish = unit.op == GATE and anchor.op_type == "HardSigmoid"  # two kernels in float as well
     return row.slow if row.slow and not facts.allow_slow and not hard_swish else NONE
+
+
+def _may_be_fused(node: ir.Node, facts: Facts) -> bool:
+    """Whether the runtime may fuse a node of a group: a mean only over the last axis, or over others and this one."""
+    if node.op_type != "ReduceMean" or node.inputs[0] is None:
+        return True
+    shape = plain_shape(facts.values.get(str(node.inputs[0].name)))
+    given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = node.attributes.get_ints("axes", ()) if given is None else given.numpy().tolist()
+    return shape is None or not axes or any(axis % len(shape) == len(shape) - 1 for axis in axes)
 
 
 def _place_followers(found: tuple[Unit, ...], choices: dict[str, Choice]) -> None:

@@ -48,6 +48,11 @@ CHANNEL_SCALE = Reason(
 )
 CONTROL_FLOW = Reason("control-flow", "control flow runs in float; the operators in its {} are quantized")
 FUSED_GROUP = Reason("fused-group", "the runtime fuses the group into one float kernel")
+UNFUSED_GROUP = Reason(
+    "unfused-group",
+    "a mean over other axes than the last one; the runtime does not fuse the group, and has integer kernels for only "
+    "some of its operators",
+)
 GATE_RANGE = Reason("gate-range", "its alpha or beta is outside the range of the integer form")
 GELU = Reason("gelu", "one float kernel computes it; uint8 would need several kernels")
 ALREADY = Reason("quantized-weights", "its weights are quantized already")

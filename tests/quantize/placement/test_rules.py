@@ -506,6 +506,19 @@ def test_an_activation_of_several_operators_is_one_unit(group: str) -> None:
     assert impls(plan)["before"] is impls(plan)["after"] is U8
 
 
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ("-1", "the runtime fuses the group into one float kernel"),
+        ("2, 3", "the runtime fuses the group into one float kernel"),
+        ("1", "a mean over other axes than the last one; the runtime does not fuse the group"),
+    ],
+)
+def test_a_group_is_called_fused_only_where_the_runtime_may_fuse_it(axes: str, says: str) -> None:
+    model = between(f"[mean] m = ReduceMean <axes = [{axes}]> (a) [difference] b = Sub(a, m)")
+    assert reason(planned(model), "mean").startswith(says)
+
+
 # ------------------------------------------------------------------------------------- what a measurement may decide
 
 
