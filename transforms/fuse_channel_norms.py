@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +13,6 @@ from .graph import (
     constant,
     graph_of,
     insert_before,
-    made_by,
     names,
     node_name,
     remove_unread,
@@ -22,7 +20,7 @@ from .graph import (
     unused_name,
 )
 from .inference import Known
-from .patterns.root_mean_squares import behind, epsilon_of, find_quotient, is_mean_of, squared
+from .patterns.norms_in_parts import Parts, behind, epsilon_of, find_centred, is_mean_of
 from .registry import Change, transform
 
 HAS_LAYER_NORMALIZATION = 17  # the first opset with the operator
@@ -48,7 +46,7 @@ def fuse_channel_norms(model: ir.Model) -> Change:
     """
     change, known, taken = Change(), Known(model), names(model)
     for square in computing_nodes(model, "Pow", "Mul"):
-        found = _found(square)
+        found = find_centred(square)
         if found is None:
             continue
         lengths = known.lengths(found.x) or ()
@@ -65,61 +63,17 @@ def fuse_channel_norms(model: ir.Model) -> Change:
     return change
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A layer normalization in several operators.
-
-    Attributes:
-        x: What it normalizes.
-        chain: Its operators from the square to the quotient.
-        nodes: All its operators; the last one computes the quotient.
-    """
-
-    x: ir.Value
-    chain: Sequence[ir.Node]
-    nodes: Sequence[ir.Node]
-
-
-def _found(square: ir.Node) -> _Found | None:
-    """Return the normalization that squares the distances from a mean here; None if there is none."""
-    distance = squared(square)
-    front = _distance(distance)
-    x = front[-1].inputs[0] if front else None
-    if x is None:
-        return None
-    dividends = {use.node.outputs[0]: found for use in x.uses() if (found := _distance(use.node.outputs[0]))}
-    behind_it = find_quotient(square, [*dividends])
-    if behind_it is None:
-        return None
-    chain = [square, *behind_it]
-    other = next(dividends[value] for value in chain[-1].inputs if value in dividends)
-    return _Found(x, chain, [*dict.fromkeys([*front, *other, *chain])])
-
-
-def _distance(value: ir.Value | None) -> tuple[ir.Node, ...]:
-    """Return the Sub and the ReduceMean that compute x - mean(x); nothing for other tensors."""
-    sub = made_by(value, "Sub")
-    mean = None if sub is None or sub.domain else made_by(sub.inputs[1], "ReduceMean")
-    if sub is None or mean is None or mean.domain or mean.inputs[0] is not sub.inputs[0]:
-        return ()
-    return sub, mean
-
-
-def _obstacle(found: _Found, lengths: Sequence[int | None]) -> str:
+def _obstacle(found: Parts, lengths: Sequence[int | None]) -> str:
     """Return why a normalization of a tensor of these lengths is left alone; nothing if it is not."""
-    means = [node for node in found.nodes if node.op_type == "ReduceMean"]
-    if len(lengths) < 3 or not all(is_mean_of(mean, CHANNELS, len(lengths)) for mean in means):
+    if len(lengths) < 3 or not all(is_mean_of(mean, CHANNELS, len(lengths)) for mean in found.means):
         return "other-axes"
     channels = lengths[CHANNELS]
     if channels is None or channels < FEWEST:
         return "unknown-channels" if channels is None else "narrow"
-    inner = [node.outputs[0] for node in found.nodes[:-1]]
-    if any(each.is_graph_output() or any(use.node not in found.nodes for use in each.uses()) for each in inner):
-        return "read-between"
-    return ""
+    return "read-between" if found.is_read_between else ""
 
 
-def _fuse(found: _Found, epsilon: float, lengths: Sequence[int | None], taken: set[str]) -> None:
+def _fuse(found: Parts, epsilon: float, lengths: Sequence[int | None], taken: set[str]) -> None:
     """Replace the operators of a normalization of a tensor of these lengths."""
     last, rank, channels = found.nodes[-1], len(lengths), lengths[CHANNELS]
     assert channels is not None  # otherwise there is an obstacle

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
 from ...transforms.graph import Shape, add_initializer, constant, discard
-from ...transforms.patterns.root_mean_squares import FoundNormalization, find_normalization
+from ...transforms.patterns.norms_in_parts import FoundNormalization, find_normalization
 from .call import FLOATS, Call
 from .wrap import put_calls
 
@@ -28,6 +28,9 @@ def wrap_normalizations(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
     Before:  y = x * (1 / sqrt(mean(x ** 2) + epsilon)) * scale, or x / sqrt(...) * scale, in several operators
     After:   y = ai.requant.Normalization(x, scale), centred 0, whose body is what was there; scale is 1 where none is
         The runtime joins only some of these spellings into one kernel.
+    Before:  d = x - mean(x); y = d / sqrt(mean(d ** 2) + epsilon) * scale + B, in several operators
+    After:   y = ai.requant.Normalization(x, scale, B), whose body is what was there
+        Operator sets before 17 have no LayerNormalization.
     Left alone: normalizations of several axes, with more results than one, of other types than float32, and in bodies
         of control flow; SimplifiedLayerNormalization, because a function with it ends ONNX Runtime 1.32 with a fault.
 
@@ -79,8 +82,9 @@ def _call_of_several(graph: ir.Graph, found: FoundNormalization, shapes: Mapping
         assert isinstance(length, int)  # otherwise it is not found
         name = f"{NATIVE_DOMAIN}/ones/{length}"
         gain = graph.initializers.get(name) or add_initializer(graph, name, np.ones(length, np.float32))
-    attributes = _attributes(found.epsilon, 0)
-    return Call("Normalization", str(last.name), INPUTS, [found.x, gain], found.nodes, attributes, tensors=FLOATS)
+    inputs = [found.x, gain, *([] if found.shift is None else [found.shift])]
+    attributes = _attributes(found.epsilon, int(found.centred))
+    return Call("Normalization", str(last.name), INPUTS, inputs, found.nodes, attributes, tensors=FLOATS)
 
 
 def _attributes(epsilon: float, centred: int) -> dict[str, ir.Attr]:

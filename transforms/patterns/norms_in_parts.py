@@ -1,58 +1,120 @@
-"""Normalizations by the root of the mean square, x / sqrt(mean(x ** 2) + epsilon), in several operators."""
+"""Normalizations in several operators: layer norms, and norms by the root of the mean square."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf
 
 import onnx_ir as ir
 
-from ..graph import Shape, constant, one_number, sole_reader
+from ..graph import Shape, constant, made_by, one_number, sole_reader
 
 
 @dataclass(frozen=True, eq=False)
 class FoundNormalization:
-    """A normalization of the last axis by the root of its mean square.
+    """A normalization of the last axis.
 
     Attributes:
         x: What it normalizes.
         epsilon: What it adds to the mean square.
+        centred: Whether it subtracts the mean first, as a layer normalization.
         gain: The factor of each place of the last axis; None if it has none.
+        shift: The summand of each place; None if it has none.
         nodes: Its operators, in order; the last one computes the result.
     """
 
     x: ir.Value
     epsilon: float
+    centred: bool
     gain: ir.Value | None
+    shift: ir.Value | None
     nodes: Sequence[ir.Node]
 
 
-def find_normalization(square: ir.Node, shapes: Mapping[str, Shape]) -> FoundNormalization | None:
-    """Return the normalization that begins with a square; None if there is none.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The operators of a normalization, without its gain and shift.
 
-    The square is Pow(x, 2) or Mul(x, x). Behind it is what `find_quotient` finds, for the last axis. A Mul by a
-    constant that alone reads the result is its gain.
+    Attributes:
+        x: What it normalizes.
+        chain: Its operators from the square to the quotient.
+        nodes: All its operators, in order; the last one computes the quotient.
+    """
+
+    x: ir.Value
+    chain: Sequence[ir.Node]
+    nodes: Sequence[ir.Node]
+
+    @property
+    def means(self) -> list[ir.Node]:
+        """The ReduceMean operators."""
+        return [node for node in self.nodes if node.op_type == "ReduceMean"]
+
+    @property
+    def is_read_between(self) -> bool:
+        """Whether others read a tensor inside, or one is an output of the graph."""
+        inner = [node.outputs[0] for node in self.nodes[:-1]]
+        return any(each.is_graph_output() or any(use.node not in self.nodes for use in each.uses()) for each in inner)
+
+
+def find_normalization(square: ir.Node, shapes: Mapping[str, Shape]) -> FoundNormalization | None:
+    """Return the normalization of the last axis whose square this node is; None if there is none.
+
+    The square is Pow(d, 2) or Mul(d, d). Behind it is what `find_quotient` finds. In a layer normalization d is
+    Sub(x, ReduceMean(x)). A Mul by a constant that alone reads the result is its gain, an Add behind that its shift.
     None too where another node reads a tensor inside, or one is an output, and for other types than float32.
 
     Args:
         square: A node.
         shapes: Shapes of the float tensors by name. Only that of the result must be there.
     """
+    for centred, parts in ((True, find_centred(square)), (False, _by_root_mean_square(square))):
+        if parts is None or parts.is_read_between:
+            continue
+        shape = shapes.get(str(parts.nodes[-1].outputs[0].name), ())
+        rank = len(shape)
+        if not shape or not isinstance(shape[-1], int) or not all(is_mean_of(m, rank - 1, rank) for m in parts.means):
+            continue
+        epsilon = epsilon_of(parts.chain, rank)
+        if epsilon is None:
+            return None
+        nodes = [*parts.nodes]
+        gain, shift = _of_each_place(nodes, "Mul", shape), None
+        if centred and gain is not None:
+            shift = _of_each_place(nodes, "Add", shape)
+        return FoundNormalization(parts.x, epsilon, centred, gain, shift, nodes)
+    return None
+
+
+def find_centred(square: ir.Node) -> Parts | None:
+    """Return the layer normalization that squares the distances from a mean here; None if there is none."""
+    front = _distance(squared(square))
+    x = front[0].inputs[0] if front else None
+    if x is None:
+        return None
+    dividends = {use.node.outputs[0]: found for use in x.uses() if (found := _distance(use.node.outputs[0]))}
+    behind_it = find_quotient(square, [*dividends])
+    if behind_it is None:
+        return None
+    other = next(dividends[value] for value in behind_it[-1].inputs if value in dividends)
+    return Parts(x, [square, *behind_it], [*dict.fromkeys([*front, *other, square, *behind_it])])
+
+
+def _by_root_mean_square(square: ir.Node) -> Parts | None:
+    """Return the normalization by the root of the mean square of a tensor; None if there is none."""
     x = squared(square)
     found = None if x is None else find_quotient(square, [x])
-    if x is None or found is None:
-        return None
-    nodes = [square, *found]
-    shape = shapes.get(str(nodes[-1].outputs[0].name), ())
-    if not shape or not isinstance(shape[-1], int) or not is_mean_of(nodes[1], len(shape) - 1, len(shape)):
-        return None
-    epsilon = epsilon_of(nodes, len(shape))
-    if epsilon is None:
-        return None
-    for gain, product in _gains(nodes[-1], shape):
-        return FoundNormalization(x, epsilon, gain, [*nodes, product])
-    return FoundNormalization(x, epsilon, None, nodes)
+    return None if x is None or found is None else Parts(x, [square, *found], [square, *found])
+
+
+def _distance(value: ir.Value | None) -> tuple[ir.Node, ...]:
+    """Return the ReduceMean and the Sub that compute x - mean(x); nothing for other tensors."""
+    sub = made_by(value, "Sub")
+    mean = None if sub is None or sub.domain else made_by(sub.inputs[1], "ReduceMean")
+    if sub is None or mean is None or mean.domain or mean.inputs[0] is not sub.inputs[0]:
+        return ()
+    return mean, sub
 
 
 def squared(square: ir.Node) -> ir.Value | None:
@@ -133,12 +195,20 @@ def is_mean_of(mean: ir.Node, axis: int, rank: int) -> bool:
     return found in ([axis - rank], [axis]) and mean.attributes.get_int("keepdims", 1) == 1
 
 
-def _gains(last: ir.Node, shape: Shape) -> Iterator[tuple[ir.Value, ir.Node]]:
-    """Yield the gain behind a normalization with a result of this shape, and its Mul, if it has one."""
-    for node in behind(last, ("Mul",)):
+def _of_each_place(nodes: list[ir.Node], op: str, shape: Shape) -> ir.Value | None:
+    """Return the constant that a Mul or Add behind some nodes has for each place of the last axis; None without it.
+
+    Args:
+        nodes: The nodes; the operator is added.
+        op: The operator.
+        shape: The shape of the result.
+    """
+    for node in behind(nodes[-1], (op,)):
         for value in node.inputs:
             tensor = constant(value)
             if value is None or tensor is None or tensor.dtype is not ir.DataType.FLOAT:
                 continue
             if tensor.size == shape[-1] and list(tensor.shape)[-1:] == [shape[-1]] and len(tensor.shape) <= len(shape):
-                yield value, node
+                nodes.append(node)
+                return value
+    return None

@@ -38,6 +38,7 @@ CONSTANTS: Mapping[str, Array] = {
 SHAPES: Mapping[str, tuple[int | str, ...]] = dict.fromkeys("yz", (4, WIDTH))
 POWER = "q = Pow(x, two) m = ReduceMean(q, last) e = Add(m, eps)"
 ROOT = f"{POWER} r = Sqrt(e)"
+CENTRED = "a = ReduceMean(x, last) d = Sub(x, a) q = Pow(d, two) m = ReduceMean(q, last) e = Add(m, eps) r = Sqrt(e)"
 DIVIDED = f"{ROOT} y = Div(x, r)"
 
 
@@ -88,6 +89,41 @@ def test_each_spelling_becomes_one_call_with_the_same_result(nodes: str, opset: 
     off = 2 * (WIDTH + 2 * 6) * 2.0**-24
     np.testing.assert_allclose(without, before, rtol=off, atol=0)
     np.testing.assert_allclose(run(written, x), before, rtol=off, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "opset", "calls"),
+    [
+        (f"{CENTRED} y = Div(d, r)", 18, ["Normalization"]),
+        (f"{CENTRED} z = Div(d, r) w = Mul(z, gain) y = Add(row, w)", 18, ["Normalization"]),
+        (f"{CENTRED} c = Sub(x, a) z = Div(c, r) w = Mul(gain, z) y = Add(w, row)", 18, ["Normalization"]),
+        (f"{CENTRED} i = Reciprocal(r) z = Mul(i, d) y = Mul(z, gain)", 18, ["Normalization"]),
+        (
+            CENTRED.replace("(x, last)", "<axes = [-1]>(x)").replace("(q, last)", "<axes = [1]>(q)") + " y = Div(d, r)",
+            13,
+            ["Normalization"],
+        ),
+        # a summand without a factor is no shift of the operator
+        (f"{CENTRED} z = Div(d, r) y = Add(z, row)", 18, ["Normalization", "Add"]),
+        # others read the distance, or the mean is of another axis: only the root of the mean square is one operator
+        (f"{CENTRED} z = Div(d, r) y = Add(z, d)", 18, ["ReduceMean", "Sub", "Normalization", "Add"]),
+        (CENTRED.replace("(x, last)", "(x, first)") + " y = Div(d, r)", 18, ["ReduceMean", "Sub", "Normalization"]),
+    ],
+)
+def test_each_spelling_of_a_layer_norm_becomes_one_call(nodes: str, opset: int, calls: list[str]) -> None:
+    proto = chain(nodes, opset)
+    made = wrapped(proto)
+    assert [node.op_type for node in made.graph] == calls
+    written = ir.to_proto(made)
+    x = np.random.default_rng(0).normal(2, 1, (4, WIDTH)).astype(np.float32)
+    (before,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    (without,) = ort.InferenceSession(written.SerializeToString()).run(None, {"x": x})
+    # The mean of n values is off by n roundings of the largest one. Behind the root that is this error over the
+    # deviation, which the sum of squares, its root and the other operators add their own to; a gain is at most 2.
+    largest, least = np.abs(x).max(), x.std(axis=-1).min()
+    off = 2 * (2 * WIDTH + 12) * 2.0**-24 * largest / least * np.abs(before).max()
+    np.testing.assert_allclose(without, before, rtol=0, atol=off)
+    np.testing.assert_allclose(run(written, x), before, rtol=0, atol=off)
 
 
 def test_normalizations_of_one_length_share_a_gain_of_ones() -> None:
