@@ -112,6 +112,11 @@ class Job:
         """The data on which models are compared."""
         return self.source if self.held is None else self.held
 
+    @property
+    def apart(self) -> bool:
+        """Whether the samples that judge gave no ranges."""
+        return self.held is not None or self.supply.ranges is not None
+
     @cached_property
     def plain(self) -> Sessions:
         """`float_source` with its open sessions."""

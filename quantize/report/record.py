@@ -230,6 +230,7 @@ class Judged:
             output is a score per class.
         labelled: Counts against labels; None without labels.
         items: The worst samples, broken ones first.
+        apart: Whether the samples gave no ranges. If they did, other data may lose more: there is no interval.
     """
 
     data: str
@@ -239,6 +240,7 @@ class Judged:
     predicted_drop: Finite | None = None
     labelled: Labelled | None = None
     items: tuple[Item, ...] = ()
+    apart: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

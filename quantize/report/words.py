@@ -164,8 +164,8 @@ def _judged_rows(judged: Judged) -> list[tuple[str, str]]:
         found = judged.labelled
         low, high = found.drop_interval
         drop = (found.float_correct - found.int8_correct) / found.items
-        between = f"95 % interval {drop_of(low).removesuffix(' points')} to {drop_of(high)}"
-        rows.append(("drop by labels", f"{drop_of(drop)} on {found.items} items; {between}"))
+        between = f"; 95 % interval {drop_of(low).removesuffix(' points')} to {drop_of(high)}" if judged.apart else ""
+        rows.append(("drop by labels", f"{drop_of(drop)} on {found.items} items{between}"))
         rows.append(("items", f"{found.broken} broken, {found.fixed} fixed"))
     if judged.predicted_drop is not None:
         rows.append(

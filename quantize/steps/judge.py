@@ -99,7 +99,7 @@ def judging_samples(job: Job, source: Source) -> Source:
 
 def promised(job: Job, accuracy: Accuracy) -> Promise:
     """Judge the accuracy of a model of a job."""
-    return promise(accuracy, apart=job.held is not None or job.supply.ranges is not None)
+    return promise(accuracy, apart=job.apart)
 
 
 def with_selected_outputs(
