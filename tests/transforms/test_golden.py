@@ -82,6 +82,7 @@ EXPECTED_TRANSFORMS = (
     "set_device",
     "scale_before_clip",
     "simplify_reshapes",
+    "sink_squeezes",
     "sink_transposes",
     "sort_by_execution_order",
     "sparsify_gather",
