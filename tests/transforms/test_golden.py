@@ -25,6 +25,7 @@ EXPECTED_TRANSFORMS = (
     "externalize_weights",
     "extract_subgraph",
     "flatten_atrous_conv",
+    "flatten_transposes",
     "fold_batch_norms",
     "fold_constants",
     "fold_gated_sums",
