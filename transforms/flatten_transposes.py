@@ -68,14 +68,13 @@ def _flatten(
         result: The lengths of all axes of the result.
         taken: The names in the model.
     """
-    graph, stem, dtype = graph_of(node), node_name(node), node.inputs[0].type if node.inputs[0] is not None else None
-    targets = [
-        add_initializer(
-            graph, unused_name(taken, f"{stem}/{word}"), np.array([length or -1 for length in each], np.int64)
-        )
-        for word, each in (("flat", lengths), ("whole", result))
-    ]
-    flat = insert_before(node, taken, "Reshape", [node.inputs[0], targets[0]], stem=f"{stem}/flattened")
+    stem = node_name(node)
+    targets = [np.array([length or -1 for length in each], np.int64) for each in (lengths, result)]
+    before, behind = (
+        add_initializer(graph_of(node), unused_name(taken, f"{stem}/{word}"), target)
+        for word, target in zip(("flat", "whole"), targets, strict=True)
+    )
+    flat = insert_before(node, taken, "Reshape", [node.inputs[0], before], stem=f"{stem}/flattened")
     turned = insert_before(node, taken, "Transpose", [flat], {"perm": [*order]}, stem=f"{stem}/turned")
-    flat.type = turned.type = dtype
-    replace_node(node, ir.node("Reshape", [turned, targets[1]], name=stem))
+    flat.type = turned.type = node.outputs[0].type
+    replace_node(node, ir.node("Reshape", [turned, behind], name=stem))

@@ -201,7 +201,7 @@ class _Folding:
             self._store(cone[0], _folded(self.model, cone[0], shapes, self.limit))
             return
         results = _cone_results(self.model, cone, shapes, self.limit)
-        for node in reversed(cone):  # what is between them has no readers left
+        for node in reversed(cone):  # what is between them has no readers left, and is not stored
             self._store(node, [results.get(value, np.empty(0)) for value in node.outputs])
 
     def _store(self, node: ir.Node, arrays: Sequence[np.ndarray]) -> None:

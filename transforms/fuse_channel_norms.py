@@ -20,7 +20,7 @@ from .graph import (
     unused_name,
 )
 from .inference import Known
-from .patterns.norms_in_parts import Parts, behind, epsilon_of, find_centred, is_mean_of
+from .patterns.norms_in_parts import Parts, epsilon_of, find_centred, is_mean_of, of_each_place
 from .registry import Change, transform
 
 HAS_LAYER_NORMALIZATION = 17  # the first opset with the operator
@@ -79,11 +79,12 @@ def _fuse(found: Parts, epsilon: float, lengths: Sequence[int | None], taken: se
     assert channels is not None  # otherwise there is an obstacle
     nodes, parameters = [*found.nodes], [np.ones(channels, np.float32)]
     for index, op in enumerate(("Mul", "Add")):
-        step = _for_each_channel(last, op, channels, rank)
-        if step is not None:
-            last, array = step
+        step = of_each_place(last, op, CHANNELS, lengths)
+        tensor = None if step is None else constant(step[1])
+        if step is not None and tensor is not None:
+            last = step[0]
             nodes.append(last)
-            parameters[index:] = [array]
+            parameters[index:] = [tensor.numpy().reshape(channels)]
     stem = node_name(last)
     inputs = [
         add_initializer(graph_of(last), unused_name(taken, f"{stem}/{word}"), array)
@@ -96,16 +97,3 @@ def _fuse(found: Parts, epsilon: float, lengths: Sequence[int | None], taken: se
     x.type = y.type = ir.TensorType(ir.DataType.FLOAT)
     replace_node(last, ir.node("Transpose", [y], {"perm": back}, name=stem))
     remove_unread(reversed(nodes[:-1]))
-
-
-def _for_each_channel(last: ir.Node, op: str, channels: int, rank: int) -> tuple[ir.Node, np.ndarray] | None:
-    """Return the only reader of a result, with what it multiplies by or adds for each channel; None without it."""
-    shape = [1, channels] + [1] * (rank - 2)
-    for node in behind(last, (op,)):
-        for value in node.inputs:
-            tensor = constant(value)
-            if tensor is None or tensor.dtype is not ir.DataType.FLOAT or len(tensor.shape) > rank:
-                continue
-            if [1] * (rank - len(tensor.shape)) + list(tensor.shape) == shape:
-                return node, tensor.numpy().reshape(channels)
-    return None

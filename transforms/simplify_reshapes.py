@@ -90,7 +90,7 @@ def _fix_target(node: ir.Node, lengths: Lengths, taken: set[str], change: Change
     if 0 in given:
         change.skip("empty")
         return False
-    numbers = lengths.merged(node.inputs[0], given) or lengths.kept(node.inputs[0], given)
+    numbers = lengths.of_multiple(node.inputs[0], given) or lengths.kept(node.inputs[0], given)
     if numbers.count(-1) > 1:
         return False
     numbers = lengths.without_rest(node.inputs[0], numbers)

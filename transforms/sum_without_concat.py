@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import reduce
 
 import numpy as np
 import onnx_ir as ir
@@ -172,8 +172,6 @@ def _added(values: Sequence[ir.Value], place: ir.Node, taken: set[str]) -> ir.Va
     """Return the sum of some tensors, computed in front of a node."""
     for value in values:
         value.type = ir.TensorType(ir.DataType.FLOAT)
-    return [
-        *accumulate(
-            values, lambda one, other: insert_before(place, taken, "Add", [one, other], stem=f"{node_name(place)}/sum")
-        )
-    ][-1]
+    return reduce(
+        lambda one, other: insert_before(place, taken, "Add", [one, other], stem=f"{node_name(place)}/sum"), values
+    )

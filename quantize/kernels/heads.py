@@ -19,7 +19,7 @@ from .chains import Constants, copied, serialized
 
 MOVES = frozenset("Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 """Operators that move values and compute none."""
-TURNS = {order: turn for turn, order in HEADS_OF.items()}
+TO_HEADS_FIRST = {order: turn for turn, order in HEADS_OF.items()}
 """The permutation from each order of axes to `HEADS_FIRST`."""
 FREE = ((2, 3), (5, 2))  # lengths of the first two axes that are tried where the model leaves them open
 
@@ -173,7 +173,7 @@ def _found(moves: bytes, lengths: tuple[int, ...], order: int) -> tuple[Places, 
     if result.ndim not in (len(lengths), len(HEADS)) or not result.size:
         return ()
     result = result if apart else result[:, None]
-    result = result.transpose(TURNS[order]) if order in TURNS else result
+    result = result.transpose(TO_HEADS_FIRST[order]) if order in TO_HEADS_FIRST else result
     found = (_side_by_side(result, lengths, order) for order in (ROWS_FIRST, BATCH_SECOND))
     return tuple(replace(places, apart=apart) for places in found if places is not None)
 

@@ -42,7 +42,7 @@ QUICKER = 0.95  # share of the time of the chosen plan below which the error of 
 REFUSED = 2  # number of such plans
 STRETCHES = (1.0, 2.0, 0.5)  # factors on the cost of conversions, tried until the cut gives a new plan
 
-MeasureError: TypeAlias = Callable[[Candidate], float]
+ErrorOf: TypeAlias = Callable[[Candidate], float]
 """Measures the error of a model at its outputs: the amplitude of the noise over the amplitude of the signal. It is
 infinite for a model that does not run, or loses too much."""
 
@@ -53,7 +53,7 @@ def place(
     rules: Plan,
     write: Write,
     noise: Mapping[str, float] | None = None,
-    error: MeasureError | None = None,
+    error: ErrorOf | None = None,
 ) -> tuple[Candidate, Placement]:
     """Return the model with the placement that the policy selects, for all batch sizes of the job.
 
@@ -225,7 +225,7 @@ def _estimated_placement(sizes: Sequence[Size]) -> tuple[Plan, Placement]:
     )
 
 
-def _measured_placement(sizes: Sequence[Size], error: MeasureError | None) -> tuple[Candidate, Placement]:
+def _measured_placement(sizes: Sequence[Size], error: ErrorOf | None) -> tuple[Candidate, Placement]:
     """Measure units, try the plans that the costs give, and return the model that serves all batch sizes best."""
     bench, space = sizes[0].bench, sizes[0].known.prices.space
     candidates = {"rules": bench.candidate(space.rules)}
@@ -291,11 +291,11 @@ def _by_error(
     candidates: Mapping[str, Candidate],
     best: Candidate,
     placement: Placement,
-    error: MeasureError,
+    error: ErrorOf,
 ) -> tuple[Candidate, Placement]:
     """Return a faster model that only its estimated noise ruled out, if its measured error is worth its time.
 
-    The estimate is the sum of the noises of single tensors. Of some networks it is ten times what all of them add.
+    The estimate is the sum of the noises of single tensors, which may be far more than what all of them add.
     """
     job, tried = sizes[0].bench.job, placement.tried
     most = QUICKER * tried.get(placement.chosen, 0.0)

@@ -141,24 +141,27 @@ class Lengths:
             rest = 0
         return [rest if number == -1 else number for number in numbers]
 
-    def merged(self, x: ir.Value | None, lengths: Sequence[Length]) -> list[int] | None:
-        """Return the target of a Reshape of x that merges its first axes, of which one is free; None for others.
+    def of_multiple(self, x: ir.Value | None, lengths: Sequence[Length]) -> list[int] | None:
+        """Return the target of a Reshape of x with a multiple of the only free length of x; None for other targets.
 
         Before:  [N * 6, -1, 64], x (N, 6, 7, 64)
         After:   [-1, 7, 64]
         """
-        first, shape = lengths[0] if lengths else None, self.of(x)
-        others = [length for length in lengths[1:] if isinstance(length, int)]
-        if not isinstance(first, Axis) or first.times == 1 or shape is None or len(others) < len(lengths) - 1:
+        shape = self.of(x) or ()
+        free = [axis for axis, length in enumerate(shape) if not isinstance(length, int)]
+        multiples = [length for length in lengths if isinstance(length, Axis) and length.times > 1]
+        others = [length for length in lengths if isinstance(length, int)]
+        if len(free) != 1 or len(multiples) != 1 or len(others) != len(lengths) - 1:
             return None
-        numbers = [length for length in shape[1:] if isinstance(length, int)]
-        kept = self._is_kept(replace(first, times=1), x, 0) and len(numbers) == len(shape) - 1
-        if not kept or 0 in others or 0 in numbers or others.count(-1) > 1:
+        (axis,), (multiple,) = free, multiples
+        whole = math.prod(length for length in shape if isinstance(length, int))
+        known = multiple.times * math.prod(length for length in others if length > 0)
+        if 0 in others or not whole or not self._is_kept(replace(multiple, times=1), x, axis):
             return None
-        rest, known = math.prod(numbers), first.times * math.prod(length for length in others if length > 0)
-        if rest % known or (-1 not in others and rest != known):
+        if whole % known or others.count(-1) > 1 or (-1 not in others and whole != known):
             return None
-        return [-1, *(rest // known if length == -1 else length for length in others)]
+        numbers = [length if isinstance(length, int) else 0 for length in lengths]
+        return [{0: -1, -1: whole // known}.get(number, number) for number in numbers]
 
     def _is_kept(self, length: Axis | None, x: ir.Value | None, axis: int) -> bool:
         """Whether a computed length is that of an axis of x: of x itself, or of a tensor with an axis like it."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf
+from typing import TypeAlias
 
 import onnx_ir as ir
 
 from ..graph import Shape, constant, made_by, one_number, sole_reader
+
+Step: TypeAlias = tuple[ir.Node, ir.Value]
+"""A Mul or Add, and its constant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +83,11 @@ def find_normalization(square: ir.Node, shapes: Mapping[str, Shape]) -> FoundNor
         epsilon = epsilon_of(parts.chain, rank)
         if epsilon is None:
             return None
-        nodes = [*parts.nodes]
-        gain, shift = _of_each_place(nodes, "Mul", shape), None
-        if centred and gain is not None:
-            shift = _of_each_place(nodes, "Add", shape)
-        return FoundNormalization(parts.x, epsilon, centred, gain, shift, nodes)
+        gain = of_each_place(parts.nodes[-1], "Mul", rank - 1, shape)
+        shift = None if gain is None or not centred else of_each_place(gain[0], "Add", rank - 1, shape)
+        nodes = [*parts.nodes, *(step[0] for step in (gain, shift) if step is not None)]
+        factor, summand = (None if step is None else step[1] for step in (gain, shift))
+        return FoundNormalization(parts.x, epsilon, centred, factor, summand, nodes)
     return None
 
 
@@ -195,20 +199,21 @@ def is_mean_of(mean: ir.Node, axis: int, rank: int) -> bool:
     return found in ([axis - rank], [axis]) and mean.attributes.get_int("keepdims", 1) == 1
 
 
-def _of_each_place(nodes: list[ir.Node], op: str, shape: Shape) -> ir.Value | None:
-    """Return the constant that a Mul or Add behind some nodes has for each place of the last axis; None without it.
+def of_each_place(last: ir.Node, op: str, axis: int, lengths: Sequence[int | str | None]) -> Step | None:
+    """Return the only reader of a result, and the constant that it has for each place of an axis; None without one.
 
     Args:
-        nodes: The nodes; the operator is added.
-        op: The operator.
-        shape: The shape of the result.
+        last: The node that computes the result.
+        op: The operator of the reader.
+        axis: The axis, counted from 0.
+        lengths: The lengths of the result.
     """
-    for node in behind(nodes[-1], (op,)):
+    shape = [length if place == axis else 1 for place, length in enumerate(lengths)]
+    for node in behind(last, (op,)):
         for value in node.inputs:
             tensor = constant(value)
             if value is None or tensor is None or tensor.dtype is not ir.DataType.FLOAT:
                 continue
-            if tensor.size == shape[-1] and list(tensor.shape)[-1:] == [shape[-1]] and len(tensor.shape) <= len(shape):
-                nodes.append(node)
-                return value
+            if [1] * (len(shape) - len(tensor.shape)) + list(tensor.shape) == shape:
+                return node, value
     return None
