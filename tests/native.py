@@ -18,7 +18,7 @@ from requant.quantize.kernels.library import kernels
 from requant.quantize.kernels.nodes import OMITTED
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
-from requant.transforms.int8.units import units
+from requant.transforms.int8.units import Compound, units
 from requant.transforms.patterns.attention import find_attention
 
 Array = NDArray[Any]
@@ -44,7 +44,7 @@ def wrap_attention(model: ir.Model) -> None:
     """Put the only attention of a model into a call of a native operator, as a plan with it does."""
     found = find_attention(next(node for node in model.graph if node.op_type == "Softmax"))
     assert found is not None
-    (unit,) = (each for each in units(model.graph, [found]) if each.op == "attention")
+    (unit,) = (each for each in units(model.graph, [Compound.attention(found)]) if each.op == "attention")
     shapes = {name: plain_shape(value) or () for name, value in inferred(model).items()}
     assert wrap_attentions(model, [unit], shapes, join=True) == 1
 

@@ -30,8 +30,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 OPTIONS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WARNINGS)
 """No contraction: a fused multiply-add rounds once where ONNX Runtime's kernels round twice."""
 OPERATORS_SOURCES = tuple(
-    "library attention cached_attention concat conv_transpose convolution depth_to_space gru lines lstm matmul "
-    "matmul_nbits normalization pair pool quantize recurrent resize rotary softmax table".split()
+    "library attention cached_attention concat conv_transpose convolution depth_to_space group_normalization gru lines "
+    "lstm matmul matmul_nbits normalization pair pool quantize recurrent resize rotary softmax table".split()
 )
 KERNELS = ("cpu", "together", "target_portable")
 SMALL = ("-Os",)
@@ -53,6 +53,9 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
 """By machine the sources for further instruction sets, with the options that enable them."""
 NO_TABLES = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
 """No tables of the stack for functions that cannot throw: they are a hundredth of the library."""
+NO_EXCEPTIONS = ("-fno-exceptions",)
+"""For the kernels, which throw nothing: without it, the tables of functions that allocate are 3 % of the library. If no
+memory is left, the process ends."""
 SANITIZED = ("-O1", "-g", "-fsanitize=undefined", "-fno-sanitize-recover=all")
 
 
@@ -105,9 +108,9 @@ def kernels_of(machine: str) -> tuple[str, ...]:
 def _linked(target: str, sources: Sequence[str], options: Sequence[str], linked: Sequence[str]) -> bytes:
     """Compile sources and link them in this order: the linker keeps the first copy of a template."""
     compiler = [sys.executable, "-m", "ziglang", "c++", "-target", target]
-    enabled = dict.fromkeys((*OPERATORS_SOURCES, "together", "target_portable"), SMALL) | {
-        name: flags for each in TARGETS.values() for name, flags in each.items()
-    }
+    enabled: dict[str, tuple[str, ...]] = dict.fromkeys(OPERATORS_SOURCES, SMALL)
+    enabled |= dict.fromkeys(("together", "target_portable"), (*SMALL, *NO_EXCEPTIONS))
+    enabled |= {name: (*flags, *NO_EXCEPTIONS) for each in TARGETS.values() for name, flags in each.items()}
     with tempfile.TemporaryDirectory() as folder:
 
         def compiled(name: str) -> str:

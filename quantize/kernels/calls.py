@@ -11,13 +11,14 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import DEEPEST, Shape, constant, has_plain_window, nodes_by_name, sole_reader, whole_first
-from ...transforms.int8.ops import INTERPOLATION
+from ...transforms.int8.ops import GROUP_NORM, INTERPOLATION, RELUS
 from ...transforms.int8.packed_conv import BLOCK, Packing, packing_of, unpacked
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.qlinear import equal_parameters
 from ...transforms.int8.qparams import QParams, dequantize, quantize
 from ...transforms.patterns.conv_transposes import has_whole_strides
 from ...transforms.patterns.elementwise import CHANNELWISE, ELEMENTWISE, Place, clip_bounds
+from ...transforms.patterns.group_norms import OPERATORS, group_norm_of
 from ...transforms.patterns.resizes import NEAREST, POSITIONS, find_resizing
 from .call import Anchor, Call, Tensors
 from .chains import INTEGER, Chain, chain_of, is_uint8
@@ -32,6 +33,7 @@ TRANSPOSED = CONVOLUTION[: CONVOLUTION.index("table") + 1]
 TABLE, LINES = ("x", "table"), ("x", "lines")
 PAIR = (*X, "b", "b_scale", "b_zero_point", *Y, "table")
 REQUANTIZED = (*X, *Y)
+NORMALIZED = (*X, "scale", "B", *Y)
 CONCAT = ("a", "a_table", "b", "b_table", "c", "c_table", "d", "d_table")
 WINDOW = {"dilations": [1, 1], "pads": [0, 0, 0, 0], "strides": [1, 1]}
 """The attributes of a kernel on an image, with their defaults."""
@@ -330,6 +332,33 @@ def _resized(site: Site) -> Call | None:
     return Call("Resize", str(anchor.name), REQUANTIZED, inputs, [pair, anchor, site.quantize], attributes)
 
 
+def _normalized(site: Site) -> Call | None:
+    """Return the call for a normalization by groups of channels, with the Relu or Clip that it absorbs."""
+    nodes = [site.nodes[name] for name in site.unit.nodes]
+    pair, channels = _dequantized(nodes[0].inputs[0]), site.shapes[0][1] if site.images else None
+    found = group_norm_of(nodes, channels) if isinstance(channels, int) else None
+    if pair is None or found is None:
+        return None
+    inputs = [*_operands(pair), None, None, *_operands(site.quantize)[1:]]
+    if not _are_constants([*inputs[1:3], *inputs[5:]]):
+        return None
+    anchor = next(node for node in nodes if node.op_type in OPERATORS)
+    kept = _clipping([node for node in nodes if node.op_type in RELUS], site.quantize).get("table", np.arange(256))
+    values = {"num_groups": found.groups, "epsilon": found.epsilon, "least": int(kept[0]), "most": int(kept[-1])}
+    attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
+    beside = ("least", "most") if "num_groups" in anchor.attributes else ("num_groups", "least", "most")
+    return Call(
+        "GroupNormalization",
+        str(anchor.name),
+        NORMALIZED,
+        inputs,
+        [pair, *nodes, site.quantize],
+        attributes,
+        Anchor(anchor, beside),
+        values={"scale": found.scale, "B": found.shift},
+    )
+
+
 # --------------------------------------------------------------------------------------- functions of each element
 
 
@@ -428,9 +457,8 @@ CALLS: Mapping[str, Callable[[Site], Call | None]] = {
     "DepthToSpace": _shuffled,
     "Resize": _resized,
     INTERPOLATION: _resized,
+    GROUP_NORM: _normalized,
 }
 """What makes the call of a unit, by its operator; `_table` for all others."""
-IMAGES = frozenset(
-    {"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "MaxPool", "DepthToSpace", "Resize", INTERPOLATION}
-)
+IMAGES = frozenset(CALLS) - {"Add", "Mul", "Concat"}
 """The units whose tensors are images in any model."""

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ...transforms.graph import DEEPEST, MS, constant, has_plain_window, is_float32, plain_shape, release, whole_first
 from ...transforms.int8.forms import RECURRENT, gate_obstacle
 from ...transforms.int8.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
-from ...transforms.int8.ops import FUNCTION, GATE, INTERPOLATION, OPS, TABLE, WHOLE, Kernel, Op, only_moves
+from ...transforms.int8.ops import FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, TABLE, WHOLE, Kernel, Op, only_moves
 from ...transforms.int8.plan import Impl, Unit
 from ...transforms.int8.reasons import ALREADY, NONE, Reason
 from ...transforms.int8.recurrent import ACTIVATIONS
@@ -47,7 +47,8 @@ TABLES = frozenset(op for op, row in OPS.items() if row.native_u8 == TABLE)
 FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid", *TABLES}) - CHANNELWISE
 """The functions that a native convolution may absorb: the same one for all channels."""
 NATIVE = frozenset(
-    {"Conv", "ConvTranspose", *POOLS, *PAIRS, "Concat", "DepthToSpace", "Resize", INTERPOLATION, *TABLES, *FUNCTIONS}
+    {"Conv", "ConvTranspose", "Concat", "DepthToSpace", "Resize", GROUP_NORM, INTERPOLATION}
+    | {*POOLS, *PAIRS, *TABLES, *FUNCTIONS}
 )
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
@@ -85,6 +86,8 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return _resize_obstacle(unit, facts, strategy)
     if unit.op == "ConvTranspose":
         return _transposed_obstacle(unit, facts)
+    if unit.op == GROUP_NORM:  # it adds in integers, its body in float
+        return why.NO_FORM if facts.exact else _tensor_obstacle(unit, facts, (*unit.inputs, *unit.outputs))
     images = len(shapes[-1]) == IMAGE and facts.convolves
     channel = 1 if images else len(shapes[-1]) - 1
     if unit.op in TABLES and len(shapes[0]) != len(shapes[-1]):  # a constant with more axes adds them

@@ -15,12 +15,14 @@ import onnx_ir as ir
 
 from ...system.given import check_kind, or_default
 from ...transforms.graph import bodies, computing_graphs, constant, plain_shape
-from ...transforms.int8.ops import GATE, OPS, WHOLE, why_float
+from ...transforms.int8.ops import GATE, GROUP_NORM, OPS, WHOLE, why_float
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
 from ...transforms.int8.qparams import BlockForm, Scheme
 from ...transforms.int8.reasons import FUSED_GROUP, NONE, UNFUSED_GROUP, Reason
-from ...transforms.int8.units import units
-from ...transforms.patterns.attention import OPERATORS, FoundAttention, find_attention, missing_form
+from ...transforms.int8.units import Compound, units
+from ...transforms.patterns.attention import OPERATORS, find_attention, missing_form
+from ...transforms.patterns.group_norms import OPERATORS as NORMS
+from ...transforms.patterns.group_norms import find_group_norm
 from ...transforms.verify import check_model
 from ..options.declared import Strategy
 from ..options.selection import ORDERS, Selection
@@ -94,7 +96,8 @@ def choose(
 
 def choose_by(facts: Facts, model: ir.Model) -> Plan:
     """Return the plan by rules for given facts; see `choose`."""
-    found = tuple(_units(model.graph, facts, _attentions(model.graph, facts)))
+    compounds = [*_attentions(model.graph, facts), *_group_norms(model.graph, facts)]
+    found = tuple(_units(model.graph, facts, compounds))
     choices = {unit.name: _decide(unit, facts) for unit in found}
     _place_followers(found, choices)
     _drop_unread(found, choices, _captured(model), _fixed_u8(found, facts))
@@ -203,28 +206,47 @@ def _forms(unit: Unit, impl: Impl, free: Facts) -> tuple[Impl, ...]:
     return (Impl.FLOAT, *forms) if forms else (impl,)
 
 
-def _units(graph: ir.Graph, facts: Facts, attentions: Sequence[FoundAttention] = ()) -> Iterator[Unit]:
+def _units(graph: ir.Graph, facts: Facts, compounds: Sequence[Compound] = ()) -> Iterator[Unit]:
     """Yield the units of a graph; units of a body come before the node that runs the body."""
-    for unit in units(graph, attentions):
+    for unit in units(graph, compounds):
         for name in unit.nodes:
             for body in bodies(facts.nodes[name], facts.opset):
                 yield from _units(body, facts)
         yield unit
 
 
-def _attentions(graph: ir.Graph, facts: Facts) -> list[FoundAttention]:
-    """Return the attentions that are units; none where the user decides over the forms of operators in them."""
-    chosen = facts.selection
-    if not facts.attention or chosen.strategy not in (Strategy.AUTO, *FLOAT_FORMS.values()) or chosen.include_ops:
+def _group_norms(graph: ir.Graph, facts: Facts) -> list[Compound]:
+    """Return the normalizations of images by groups of channels that native operators may compute."""
+    norms = [node for node in graph if node.op_type in NORMS]
+    if not norms or not facts.native or facts.exact or not _decides_all(facts):
         return []
-    found: list[FoundAttention] = []
+    shapes = {name: plain_shape(value) or () for name, value in facts.values.items()}
+    found = [find_group_norm(node, shapes) for node in norms]
+    return [
+        Compound(GROUP_NORM, nodes, nodes[0].inputs[:1])
+        for nodes in found
+        if nodes and not any(node.name in facts.selection.strategies for node in nodes)
+    ]
+
+
+def _decides_all(facts: Facts) -> bool:
+    """Whether the user leaves it to the rules which operators form one unit."""
+    chosen = facts.selection
+    return chosen.strategy in (Strategy.AUTO, *FLOAT_FORMS.values()) and not chosen.include_ops
+
+
+def _attentions(graph: ir.Graph, facts: Facts) -> list[Compound]:
+    """Return the attentions that are units; none where the user decides over the forms of operators in them."""
+    if not facts.attention or not _decides_all(facts):
+        return []
+    found: list[Compound] = []
     taken: set[ir.Node] = set()
     for node in graph:
         each = find_attention(node)
         if each is None or taken.intersection(each.nodes):  # two may share a product
             continue
-        if not any(node.name in chosen.strategies for node in each.nodes):
-            found.append(each)
+        if not any(node.name in facts.selection.strategies for node in each.nodes):
+            found.append(Compound.attention(each))
             taken.update(each.nodes)
     return found
 

@@ -42,6 +42,7 @@ NATIVE_SPATIAL = (
     "ConvTranspose",
     "DepthToSpace",
     "GlobalAveragePool",
+    "GroupNormalization",
     "MaxPool",
     "Resize",
 )

@@ -207,6 +207,7 @@ def _facts(model: ir.Model, selection: Selection, types: Mapping[str, str], opti
         portable=policy.portable,
         native=policy.native,
         attention=policy.attention,
+        exact=options.kernels == "exact",
         blocks=options.scheme.blocks,
     )
 

@@ -31,6 +31,8 @@ ATTENTION = "attention"
 """The name of the group ``softmax(q k' + mask) v``; see `attention.find_attention`."""
 INTERPOLATION = "interpolation"
 """The name of a Resize that interpolates; see `resizes.interpolates`."""
+GROUP_NORM = "group norm"
+"""The name of a normalization of an image by groups of channels; see `group_norms.find_group_norm`."""
 WHOLE = frozenset({ATTENTION, GROUP_QUERY})
 """Units without weights that native operators compute from float to float: the body is what was there."""
 CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
@@ -179,6 +181,7 @@ OPS: dict[str, Op] = {
     "SpaceToDepth": _same("SpaceToDepth", bare=True),
     "Resize": _same("Resize", why=reasons.NEAREST_ONLY),
     INTERPOLATION: Op(kind="float", native_u8="Resize", why=reasons.NEAREST_ONLY),
+    GROUP_NORM: Op(kind="float", native_u8="GroupNormalization", absorbs=RELUS, why=reasons.NORMALIZATION),
     "Softmax": _float(reasons.SOFTMAX),
     "LogSoftmax": _float(reasons.SOFTMAX),
     FUNCTION: _float(reasons.FUSED_GROUP, native_u8=TABLE),

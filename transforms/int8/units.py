@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -10,7 +11,7 @@ from ..graph import constant, key, node_name, sole_reader
 from ..patterns.attention import FoundAttention
 from ..patterns.elementwise import channels_of, clip_bounds
 from ..patterns.resizes import interpolates
-from .ops import ATTENTION, FUNCTION, GATE, GATES, INTERPOLATION, row_of
+from .ops import ATTENTION, FUNCTION, GATE, GATES, INTERPOLATION, OPS, Op, row_of
 from .plan import Unit
 
 # Operators that a fan-out group may contain: element-wise operators, and a reduction that feeds one.
@@ -21,7 +22,27 @@ GROUP_LIMIT = 16
 SCALING = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
-def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[Unit, ...]:
+@dataclass(frozen=True, eq=False)
+class Compound:
+    """Operators that form one unit.
+
+    Attributes:
+        op: The key of the unit in `OPS`.
+        nodes: The operators, in order; the unit has the name of the last one.
+        inputs: What they read, in the order of the unit's inputs; constants are left out.
+    """
+
+    op: str
+    nodes: Sequence[ir.Node]
+    inputs: Sequence[ir.Value | None]
+
+    @classmethod
+    def attention(cls, found: FoundAttention) -> Compound:
+        """Return the operators of attention, with its inputs in the order of `FoundAttention`."""
+        return cls(ATTENTION, found.nodes, found.inputs)
+
+
+def units(graph: ir.Graph, compounds: Sequence[Compound] = ()) -> tuple[Unit, ...]:
     """Partition the nodes of `graph`, without its bodies, into units, in execution order.
 
     A Conv, Gemm, MatMul, Add, Mul or LeakyRelu forms a unit with the Relu or Clip that is its only reader. Element-wise
@@ -33,13 +54,14 @@ def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[U
 
     Args:
         graph: The graph.
-        attentions: Operators that form one unit each, with the inputs in the order of `FoundAttention`.
+        compounds: Operators that form one unit each, together with the Relu or Clip that their kernel computes.
     """
     by_last: dict[ir.Node, Unit] = {}
     taken: set[ir.Node] = set()
-    for found in attentions:
-        by_last[found.nodes[-1]] = _unit(list(found.nodes), found.nodes[-1], found.inputs, op=ATTENTION)
-        taken.update(found.nodes)
+    for compound in compounds:
+        nodes = [*compound.nodes, *_absorbed(compound.nodes[-1], OPS[compound.op], taken)]
+        by_last[nodes[-1]] = _unit(nodes, compound.nodes[-1], compound.inputs, op=compound.op)
+        taken.update(nodes)
     for value in _values(graph):
         region = _fan_out_group(value)
         if region and not taken.intersection(region):
@@ -48,7 +70,7 @@ def units(graph: ir.Graph, attentions: Sequence[FoundAttention] = ()) -> tuple[U
             taken.update(region)
     for node in graph:
         if node not in taken:
-            nodes = [node, *_absorbed(node, taken)]
+            nodes = [node, *_absorbed(node, row_of(node), taken)]
             by_last[nodes[-1]] = _unit(nodes, node, activations(node), op=_operator(node))
             taken.update(nodes)
     return tuple(by_last[node] for node in graph if node in by_last)
@@ -114,9 +136,8 @@ def _read_outside(value: ir.Value, nodes: list[ir.Node]) -> bool:
     return any(use.node not in nodes for use in value.uses())
 
 
-def _absorbed(node: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
-    """Return the Relu or Clip that runs inside the kernel of `node`, if any."""
-    row = row_of(node)
+def _absorbed(node: ir.Node, row: Op | None, taken: set[ir.Node]) -> list[ir.Node]:
+    """Return the Relu or Clip behind `node` that runs inside the kernel of the unit with this row, if any."""
     if row is None or len(node.outputs) != 1:
         return []
     reader = sole_reader(node.outputs[0])

@@ -81,10 +81,11 @@ class Attention {
     return std::min(seen, most);
   }
 
-  // Whether no value is above a bound; a value or bound that is NaN counts as above.
+  // Whether all values are below a bound; a value or bound that is NaN counts as above. Equal ones are not below: where all masks
+  // of a query are -1e30, so is the bound, and the query sees all keys alike.
   static bool all_below(const float* values, int64_t count, float bound) {
     bool below = true;
-    for (int64_t i = 0; i < count; ++i) below &= values[i] <= bound;
+    for (int64_t i = 0; i < count; ++i) below &= values[i] < bound;
     return below;
   }
 

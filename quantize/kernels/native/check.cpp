@@ -259,6 +259,21 @@ bool interpolations_are_right(const Target& target, Random& random) {
   return right;
 }
 
+// Returns whether an instruction set adds the values at each place of some rows, and their squares, to what was there.
+bool moments_are_right(const Target& target, Random& random) {
+  const size_t rows = draw(random, 0, 40), length = draw(random, 1, 200), stride = length + draw(random, 0, 9);
+  Guarded from(rows * length);
+  for (size_t i = 0; i < from.size(); ++i) from.data()[i] = static_cast<uint8_t>(random());
+  std::vector<uint32_t> found(2 * stride, 7), expected(found);
+  for (size_t i = 0; i < from.size(); ++i) {
+    const uint32_t x = from.data()[i];
+    expected[i % length] += x;
+    expected[stride + i % length] += x * x;
+  }
+  target.vectors.add_moments(from.data(), rows, length, stride, found.data());
+  return found == expected;
+}
+
 // Returns whether an instruction set writes the rows of the result apart, and nothing between them.
 bool rows_apart_are_right(const Target& target, Random& random, const Convolution& conv, const uint8_t* x, Extent extent,
                           const uint8_t* expected) {
@@ -311,7 +326,8 @@ bool check_one(uint64_t seed) {
     right = right && windows_are_right(*target, random, x, conv.inputs);
     right = right && pairs_are_right(*target, random, x) && pixels_are_right(*target, random);
     right = right && lines_are_right(*target, random, x);
-    right = right && interpolations_are_right(*target, random) && floats_are_right(*target, random);
+    right = right && interpolations_are_right(*target, random) && moments_are_right(*target, random);
+    right = right && floats_are_right(*target, random);
     if (!right) std::printf("%s differs from its definition, seed %llu\n", target->name, static_cast<unsigned long long>(seed));
     if (!right) return false;
   }

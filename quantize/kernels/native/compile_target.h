@@ -9,6 +9,7 @@
 #include "gates.h"
 #include "interpolation.h"
 #include "lines.h"
+#include "moments.h"
 #include "normalization.h"
 #include "pair.h"
 #include "pixels.h"

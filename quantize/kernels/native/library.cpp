@@ -29,7 +29,8 @@ const std::vector<std::vector<ort::CustomOp*>>& operators() {
       matmul_operators(), attention_operators(),  window_attention_operators(), normalization_operators(), gru_operators(),
       lstm_operators(),  matmul_nbits_operators(), rotary_operators(),     quantize_operators(),
       cached_attention_operators(), quantized_cache_attention_operators(), resize_operators(), softmax_operators(),
-      lines_operators(), dequantize_softmax_operators(), conv_transpose_operators(), depth_to_space_operators()};
+      lines_operators(), dequantize_softmax_operators(), conv_transpose_operators(), depth_to_space_operators(),
+      group_normalization_operators()};
   return all;
 }
 

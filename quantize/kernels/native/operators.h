@@ -30,6 +30,7 @@ std::vector<ort::CustomOp*> softmax_operators();
 std::vector<ort::CustomOp*> dequantize_softmax_operators();
 std::vector<ort::CustomOp*> lines_operators();
 std::vector<ort::CustomOp*> depth_to_space_operators();
+std::vector<ort::CustomOp*> group_normalization_operators();
 std::vector<ort::CustomOp*> gru_operators();
 std::vector<ort::CustomOp*> lstm_operators();
 std::vector<ort::CustomOp*> attention_operators();

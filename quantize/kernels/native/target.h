@@ -325,6 +325,9 @@ struct VectorKernels {
   void (*softmax_of_bytes)(const Classes& size, const uint8_t* x, float scale, float* y);
   // Computes lines of some elements, from the first of a period on.
   void (*bend_lines)(const BentLines& lines, const uint8_t* from, uint8_t* to, size_t count);
+  // moments[i] += the sum of from[r, i] over all rows r, and moments[stride + i] += that of their squares; for `length` places i
+  // of rows that are `length` apart. At most 2^16 rows.
+  void (*add_moments)(const uint8_t* from, size_t rows, size_t length, size_t stride, uint32_t* moments);
   // Computes a head with few queries.
   void (*attend_few)(const AttentionSize& size, const Head& head);
   // Rounds a row of a cache to integers from -127 to 127, writes them plus kCacheZero, and returns the step: the greatest

@@ -30,7 +30,7 @@ from requant.quantize.runtime.macs import multiply_accumulates
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
 from requant.transforms.int8.plan import Impl
-from requant.transforms.int8.units import units
+from requant.transforms.int8.units import Compound, units
 from requant.transforms.patterns.attention import find_attention
 
 from ...native import needs_library
@@ -174,7 +174,8 @@ def test_factors_behind_a_pair_have_the_shapes_of_the_unit(axes: int, tmp_path: 
     proto = model_of("", kv=2, axes=axes)
     model = ir.from_proto(proto)
     (op,) = model.graph
-    (unit,) = units(model.graph, [found for found in map(find_attention, model.graph) if found is not None])
+    found = [each for each in map(find_attention, model.graph) if each is not None]
+    (unit,) = units(model.graph, [Compound.attention(each) for each in found])
     params = [ir.Value(name=name, const_value=ir.tensor(number)) for name, number in SCALES.items()]
     for value in params:
         model.graph.register_initializer(value)

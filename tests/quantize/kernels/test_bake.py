@@ -189,6 +189,7 @@ def test_the_command_shows_the_operators_and_the_lines() -> None:
         "DequantizeSoftmax",
         "ConvTranspose",
         "DepthToSpace",
+        "GroupNormalization",
     ]
     assert found["isa"] == found["available"][0]
     assert found["available"][-1] == "portable"

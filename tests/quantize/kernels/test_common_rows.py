@@ -21,7 +21,7 @@ from requant.quantize.kernels.products import wrap_products
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
 from requant.transforms.int8.plan import Unit
-from requant.transforms.int8.units import units
+from requant.transforms.int8.units import Compound, units
 from requant.transforms.patterns.attention import find_attention
 
 from ...native import needs_library
@@ -64,7 +64,7 @@ def wrapped(model: ir.Model, *, join: bool, without: str = "") -> onnx.ModelProt
     """Put attention, and the products except `without`, into functions."""
     found = find_attention(next(node for node in model.graph if node.op_type == "Softmax"))
     assert found is not None
-    (attention,) = (each for each in units(model.graph, [found]) if each.op == "attention")
+    (attention,) = (each for each in units(model.graph, [Compound.attention(found)]) if each.op == "attention")
     products = [
         Unit(
             name=str(node.name),

@@ -24,7 +24,7 @@ from requant.quantize import Options, Result, Selection, Strategy, quantize_mode
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.tools.inspect.operators import operators
 from requant.transforms.graph import MS
-from requant.transforms.int8.ops import ATTENTION, FUNCTION, GATE, INTERPOLATION, OPS, Kernel, Op
+from requant.transforms.int8.ops import ATTENTION, FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, Kernel, Op
 from requant.transforms.int8.qparams import Scheme
 from requant.transforms.patterns.attention import GROUP_QUERY
 
@@ -725,6 +725,15 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "GroupNormalization": [
         behind_conv("GroupNormalization", "groups", "GroupNormalization <num_groups=2> (a, g, c)", "g 8; c 8"),
+    ],
+    GROUP_NORM: [
+        behind_conv(GROUP_NORM, "instances", "InstanceNormalization(a, g, c)", "g 8; c 8"),
+        floats(
+            OPS[GROUP_NORM].why.text,
+            "Relu absorbed",
+            "[first] n = Conv(x, v) [op] a = InstanceNormalization(n, g, c) r = Relu(a) y = Conv(r, w)",
+            f"{IMAGE}; w 4x8x1x1; g 8; c 8",
+        ),
     ],
     "InstanceNormalization": [
         behind_conv("InstanceNormalization", "channels", "InstanceNormalization(a, g, c)", "g 8; c 8"),

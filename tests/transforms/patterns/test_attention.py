@@ -8,7 +8,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from requant.transforms.int8.units import units
+from requant.transforms.int8.units import Compound, units
 from requant.transforms.patterns.attention import FoundAttention, attention_among, find_attention, missing_form
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -69,7 +69,7 @@ def test_attention_is_found_with_its_scale_mask_and_layout(
     assert found.scale == pytest.approx(scale)
     assert found.orders == orders
     assert len(found.nodes) == count == len({*found.nodes})
-    unit = units(model.graph, [found])[-1]
+    unit = units(model.graph, [Compound.attention(found)])[-1]
     assert (unit.op, unit.rounded, unit.outputs) == ("attention", ("q", "k", "v"), ("y",))
 
 

@@ -1,0 +1,166 @@
+// GroupNormalization: each image and group of neighbouring channels is normalized by its own mean and variance; uint8 NHWC.
+//
+// Inputs: x, x_scale, x_zero_point, scale, B, y_scale, y_zero_point; all but x are constants. scale and B have a value for each
+// channel, the others have one. Attributes: `num_groups` and `epsilon`, and `least` and `most`, which clip the result.
+//
+//   y = clip(rint((x_scale * (x - mean) / sqrt(x_scale^2 * variance + epsilon) * scale + B) / y_scale) + y_zero_point, least, most)
+//
+// The mean and the variance are those of the integers x of a group; their sums are exact.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "operators.h"
+#include "target.h"
+
+namespace requant {
+namespace {
+
+constexpr Requirement require{"ai.requant.GroupNormalization"};
+
+class GroupNormalizationKernel {
+ public:
+  explicit GroupNormalizationKernel(const ort::Node& node)
+      : target_(chosen()),
+        x_scale_(positive(one<float>(require, node, 1))),
+        y_scale_(positive(one<float>(require, node, 5))),
+        y_zero_(static_cast<float>(one<uint8_t>(require, node, 6))),
+        groups_(node.attribute("num_groups", 1)),
+        epsilon_(node.real_attribute("epsilon", 1e-5f)),
+        least_(byte(node, "least", 0)),
+        most_(byte(node, "most", 255)),
+        scale_(values(node, 3)),
+        bias_(values(node, 4)) {
+    require(!scale_.empty() && scale_.size() == bias_.size(), "scale and B must have a value for each channel");
+    require(groups_ > 0 && channels() % groups_ == 0, "num_groups must divide the channels");
+    require(epsilon_ > 0 && std::isfinite(epsilon_), "epsilon must be positive");
+    require(least_ <= most_, "least must not be above most");
+    const int64_t repeated = std::lcm(channels(), kWide);
+    together_ = repeated <= kLongest ? repeated / channels() : 1;
+  }
+
+  void run(const ort::Run& run) const {
+    const ort::Tensor x = run.input(0);
+    require(x.shape.size() == 4 && x.shape[3] == channels(), "x must be (batch, height, width, channels)");
+    uint8_t* const y = run.output(x.shape);
+    if (x.size() == 0) return;
+    const int64_t pixels = x.shape[1] * x.shape[2], batch = x.shape[0], length = together_ * channels();
+    const int64_t step = std::max<int64_t>(1, std::min(kPart, kMostPixels * channels()) / length) * length;  // of a part
+    const int64_t all = pixels * channels(), parts = divided(all, step);
+    thread_local std::vector<uint32_t> moments;  // grows to the largest image
+    moments.assign(static_cast<size_t>(batch * parts * 2 * length), 0);
+    uint32_t* const sums = moments.data();  // those of this thread, also in others
+    run.parallel(static_cast<size_t>(batch * parts), [&](size_t index) {
+      const Part part = part_of(static_cast<int64_t>(index), parts, step, all);
+      add_part(x.as<uint8_t>() + part.first, part.count, sums + static_cast<int64_t>(index) * 2 * length);
+    });
+    thread_local std::vector<BentLines> images;
+    images.resize(static_cast<size_t>(batch));
+    for (int64_t image = 0; image < batch; ++image)
+      fill(sums + image * parts * 2 * length, parts, static_cast<double>(pixels), images[static_cast<size_t>(image)]);
+    const BentLines* const lines = images.data();
+    run.parallel(static_cast<size_t>(batch * parts), [&](size_t index) {
+      const Part part = part_of(static_cast<int64_t>(index), parts, step, all);
+      target_.vectors.bend_lines(lines[static_cast<int64_t>(index) / parts], x.as<uint8_t>() + part.first, y + part.first,
+                                 static_cast<size_t>(part.count));
+    });
+  }
+
+ private:
+  static constexpr int64_t kPart = 1 << 16;        // values of one task, about
+  static constexpr int64_t kMostPixels = 1 << 16;  // of one task: 32 bits hold the sums of their squares
+  static constexpr int64_t kLongest = 1 << 12;     // values of pixels that are one row
+  static constexpr int64_t kWide = 64;             // bytes of the widest vectors
+  static constexpr float kMost = 0x1p60f;          // values of scale and B are below it
+  static constexpr double kSteepest = 0x1p30;      // steps of the result: far more than it has
+
+  // Some values of an image, whole pixels: where they begin, and how many they are.
+  struct Part {
+    int64_t first, count;
+  };
+
+  static Part part_of(int64_t index, int64_t parts, int64_t step, int64_t all) {
+    const int64_t start = index % parts * step;
+    return {index / parts * all + start, std::min(step, all - start)};
+  }
+
+  static int byte(const ort::Node& node, const char* name, int64_t otherwise) {
+    const int64_t value = node.attribute(name, otherwise);
+    require(value >= 0 && value <= 255, "least and most must be uint8");
+    return static_cast<int>(value);
+  }
+
+  static std::vector<float> values(const ort::Node& node, size_t index) {
+    const ort::Tensor tensor = node.constant(index);
+    std::vector<float> made(tensor.as<float>(), tensor.as<float>() + tensor.size());
+    for (const float value : made) require(std::abs(value) < kMost, "scale and B must be finite");
+    return made;
+  }
+
+  int64_t channels() const { return static_cast<int64_t>(scale_.size()); }
+
+  // Adds the sums of `count` values, whole pixels, to those of a part.
+  void add_part(const uint8_t* from, int64_t count, uint32_t* sums) const {
+    const int64_t length = together_ * channels(), rows = count / length;
+    target_.vectors.add_moments(from, static_cast<size_t>(rows), static_cast<size_t>(length), static_cast<size_t>(length), sums);
+    target_.vectors.add_moments(from + rows * length, 1, static_cast<size_t>(count - rows * length),
+                                static_cast<size_t>(length), sums);
+  }
+
+  // Writes what becomes of each value of an image, from the sums of its parts.
+  void fill(const uint32_t* sums, int64_t parts, double pixels, BentLines& lines) const {
+    const int64_t length = together_ * channels(), width = channels() / groups_;
+    lines.period = static_cast<size_t>(length);
+    lines.least = least_;
+    lines.most = most_;
+    for (std::vector<float>* each : {&lines.below, &lines.above, &lines.level}) each->resize(lines.period);
+    for (int64_t first = 0; first < channels(); first += width) {
+      const auto [mean, factor] = statistics(sums, parts, first, pixels * static_cast<double>(width));
+      for (int64_t c = first; c < first + width; ++c) {
+        const double slope = std::clamp(factor * scale_[static_cast<size_t>(c)], -kSteepest, kSteepest);
+        const double level = bias_[static_cast<size_t>(c)] / y_scale_ + y_zero_ - slope * mean;
+        for (size_t i = static_cast<size_t>(c); i < lines.period; i += scale_.size()) {
+          lines.below[i] = lines.above[i] = static_cast<float>(slope);
+          lines.level[i] = static_cast<float>(level);
+        }
+      }
+    }
+  }
+
+  // The mean of a group, and how many steps of the result a step of x is, before `scale`; 0 if all x are equal.
+  struct Statistics {
+    double mean, factor;
+  };
+
+  // Returns the statistics of a group of `count` values, which begins with channel `first`.
+  Statistics statistics(const uint32_t* sums, int64_t parts, int64_t first, double count) const {
+    const int64_t length = together_ * channels(), width = channels() / groups_;
+    uint64_t sum = 0, squares = 0;
+    for (int64_t part = 0; part < parts; ++part, sums += 2 * length)
+      for (int64_t pixel = 0; pixel < length; pixel += channels())
+        for (int64_t c = pixel + first; c < pixel + first + width; ++c) {
+          sum += sums[c];
+          squares += sums[length + c];
+        }
+    const double mean = static_cast<double>(sum) / count, variance = static_cast<double>(squares) / count - mean * mean;
+    if (variance <= 0) return {mean, 0};
+    return {mean, x_scale_ / (std::sqrt(variance * x_scale_ * x_scale_ + epsilon_) * y_scale_)};
+  }
+
+  const Target& target_;
+  float x_scale_, y_scale_, y_zero_;
+  int64_t groups_;
+  float epsilon_;
+  int least_, most_;
+  std::vector<float> scale_, bias_;
+  int64_t together_ = 1;  // pixels that are one row, which is as long as whole vectors
+};
+
+}  // namespace
+
+std::vector<ort::CustomOp*> group_normalization_operators() {
+  using enum ort::ElementType;
+  return named<GroupNormalizationKernel>("GroupNormalization", {kUint8, kFloat, kUint8, kFloat, kFloat, kFloat, kUint8}, 7);
+}
+
+}  // namespace requant
