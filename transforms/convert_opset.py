@@ -6,7 +6,7 @@ from math import inf
 
 import onnx_ir as ir
 
-from .graph import constant, discard, node_name, quiet, unused_name
+from .graph import constant, discard, is_standard, node_name, quiet, unused_name
 from .inline_functions import inline_functions
 from .registry import Change, TransformError, transform
 from .verify import VerifyError, signature, verify
@@ -37,7 +37,7 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
     version = model.opset_imports.get("", to)
     if version >= to:
         return Change()
-    if version < SCAN_LOSES_BATCH <= to and any(n.op_type == "Scan" and not n.domain for n in model.graph.all_nodes()):
+    if version < SCAN_LOSES_BATCH <= to and any(is_standard(n, "Scan") for n in model.graph.all_nodes()):
         raise TransformError(f"opset {version} cannot be converted to {to}: its Scan has a batch axis")
     inline_functions(model)
     if model.functions:
@@ -58,7 +58,7 @@ def convert_opset(model: ir.Model, *, to: int = 13) -> Change:
         if name in converted.graph.initializers:  # keeps the tensor lazy, with the folder of its data
             converted.graph.initializers[name].const_value = weight.const_value
     for node in converted.graph.all_nodes():
-        if node.op_type == "Resize" and not node.domain:
+        if is_standard(node, "Resize"):
             if version < RESIZE_CHOOSES <= to:
                 _keep_sampling(node)
             if to >= RESIZE_OMITS:

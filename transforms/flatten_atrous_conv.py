@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .graph import can_replace, computing_nodes, remove, replace, sole_reader
+from .graph import can_replace, computing_nodes, is_standard, producer_of, remove, replace, sole_reader
 from .inference import Known
 from .registry import Change, LeftAlone, transform
 
@@ -60,14 +60,9 @@ def flatten_atrous_conv(model: ir.Model) -> Change:
 Three = tuple[ir.Node, ir.Node, ir.Node]
 
 
-def _is(node: ir.Node | None, op: str) -> bool:
-    return node is not None and node.op_type == op and not node.domain
-
-
 def _above(node: ir.Node | None) -> ir.Node | None:
     """Return the producer of the first input of a node."""
-    value = node.inputs[0] if node is not None and node.inputs else None
-    return value.producer() if value is not None else None
+    return producer_of(node.inputs[0]) if node is not None and node.inputs else None
 
 
 def _before(conv: ir.Node) -> Three | None:
@@ -78,7 +73,7 @@ def _before(conv: ir.Node) -> Three | None:
     if first is None or middle is None or last is None:
         return None
     chain = sole_reader(first.outputs[0]) is middle and sole_reader(middle.outputs[0]) is last
-    fits = _is(first, "Reshape") and _is(last, "Reshape") and chain and sole_reader(last.outputs[0]) is conv
+    fits = _are_reshapes(first, last) and chain and sole_reader(last.outputs[0]) is conv
     return (first, middle, last) if fits and _order(middle) == TO_BATCH else None
 
 
@@ -89,12 +84,16 @@ def _after(conv: ir.Node) -> Three | None:
     last = sole_reader(middle.outputs[0]) if middle is not None else None
     if first is None or middle is None or last is None:
         return None
-    fits = _is(first, "Reshape") and _is(last, "Reshape") and first.inputs[0] is conv.outputs[0]
+    fits = _are_reshapes(first, last) and first.inputs[0] is conv.outputs[0]
     return (first, middle, last) if fits and _order(middle) == TO_SPACE else None
 
 
+def _are_reshapes(*nodes: ir.Node) -> bool:
+    return all(is_standard(node, "Reshape") for node in nodes)
+
+
 def _order(node: ir.Node) -> list[int]:
-    return list(node.attributes.get_ints("perm", ())) if _is(node, "Transpose") else []
+    return list(node.attributes.get_ints("perm", ())) if is_standard(node, "Transpose") else []
 
 
 def _moved(nodes: Three, known: Known, batch: int) -> _Moved:

@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, computing_graphs, constant, names, remove, replace, sole_reader
+from .graph import can_replace, computing_graphs, constant, names, producer_of, remove, replace, sole_reader
 from .inference import stand_ins
 from .patterns.linear import (
     AFFINE,
@@ -152,7 +152,7 @@ def _linears_before(value: ir.Value) -> tuple[ir.Node, ...]:
         return (node,)
     if node.op_type != "Concat":
         return ()
-    parts = [each.producer() if each is not None else None for each in node.inputs]
+    parts = [*map(producer_of, node.inputs)]
     linears = [part for part in parts if part is not None and part.op_type in LINEAR and not part.domain]
     return tuple(linears) if len(linears) == len(parts) and distinct(linears) else ()
 

@@ -11,7 +11,16 @@ import onnx_ir as ir
 from .. import UnknownNameError
 from .constant_ifs import take_branches
 from .evaluation import evaluated
-from .graph import add_initializer, computing_nodes, constant, discard, graph_of, remove_if_unread
+from .graph import (
+    add_initializer,
+    computing_nodes,
+    constant,
+    discard,
+    graph_of,
+    is_standard,
+    producer_of,
+    remove_if_unread,
+)
 from .inference import stand_ins
 from .int8.ops import MOVES, row_of
 from .registry import Change, LeftAlone, transform
@@ -322,12 +331,12 @@ def _has_constant_inputs(node: ir.Node) -> bool:
 
 def _is_dimension(node: ir.Node) -> bool:
     """Whether `node` selects elements of a Shape by constants: a Gather or a Slice."""
-    if node.op_type not in ("Gather", "Slice") or node.domain != "" or node.inputs[0] is None:
+    if not is_standard(node, "Gather", "Slice") or node.inputs[0] is None:
         return False
     if len(node.inputs) < 2 or any(constant(value) is None for value in node.inputs[1:] if value is not None):
         return False
     shape = node.inputs[0].producer()
-    return shape is not None and shape.op_type == "Shape" and shape.domain == ""
+    return is_standard(shape, "Shape")
 
 
 def _why_left(node: ir.Node) -> str:
@@ -393,7 +402,7 @@ def _shape_result(node: ir.Node, shapes: Values) -> np.ndarray:
 def _dimension_result(node: ir.Node, shapes: Values) -> np.ndarray:
     """Return the value of a Gather or Slice of a Shape; only the selected dimensions must be integers."""
     value = node.inputs[0]
-    shape = value.producer() if value is not None else None
+    shape = producer_of(value)
     if shape is None:
         raise LeftAlone("shape-unknown")
     start, end = shape.attributes.get_int("start", 0), shape.attributes.get_int("end", None)
@@ -478,6 +487,6 @@ def _store(node: ir.Node, arrays: Sequence[np.ndarray]) -> None:
     graph.remove(node, safe=True)
     discard(*inputs)
     for source in inputs:  # removes a Shape without readers left
-        shape = source.producer() if source is not None else None
+        shape = producer_of(source)
         if shape is not None and shape.domain == "" and shape.op_type == "Shape" and shape.graph is graph:
             remove_if_unread(shape)

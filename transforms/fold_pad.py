@@ -13,6 +13,7 @@ from .graph import (
     graph_of,
     names,
     node_name,
+    producer_of,
     remove,
     sole_reader,
     unused_name,
@@ -131,10 +132,10 @@ def _into_pooling(pad: ir.Node, pool: ir.Node, lengths: list[int], value: float)
 
 def _never_negative(value: ir.Value | None) -> bool:
     """Whether a tensor has no negative element: it comes from a Relu or similar, through operators that keep signs."""
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     while node is not None and not node.domain and node.op_type in KEEPS_SIGN:
         value = node.inputs[0]
-        node = value.producer() if value is not None else None
+        node = producer_of(value)
     if node is None or node.domain:
         return False
     if node.op_type == "Clip":

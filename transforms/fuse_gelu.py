@@ -8,7 +8,7 @@ from math import isclose, pi, sqrt
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, constant, remove, replace_node, sole_reader
+from .graph import MS, computing_nodes, constant, is_standard, producer_of, remove, replace_node, sole_reader
 from .registry import Change, transform
 
 HAS_GELU = 20  # the opset from which Gelu is a standard operator
@@ -60,7 +60,7 @@ def _fuse(model: ir.Model, gelu: FoundGelu) -> None:
     replace_node(gelu.last, fused)
     while waiting:
         value = waiting.pop()
-        node = value.producer() if value is not None else None
+        node = producer_of(value)
         if value is None or value is gelu.source or value.uses() or value.is_graph_output():
             continue
         if node is None or node.graph is None:  # a constant, removed with its reader
@@ -82,7 +82,7 @@ def _adds_axes(gelu: FoundGelu) -> bool:
     waiting, most = [*gelu.last.inputs], 0
     while waiting:
         value = waiting.pop()
-        tensor, node = constant(value), None if value is None else value.producer()
+        tensor, node = constant(value), producer_of(value)
         if tensor is not None:
             most = max(most, len(tensor.shape))
         elif node is not None and value is not gelu.source:
@@ -101,7 +101,7 @@ def _find(node: ir.Node) -> FoundGelu | None:
     while not (has_x and isclose(factor, 0.5, rel_tol=1e-3)):
         value = last.outputs[0]
         reader = sole_reader(value)
-        if reader is None or reader.domain or reader.op_type not in ("Mul", "Div"):
+        if not is_standard(reader, "Mul", "Div"):
             return None
         number = _factor(reader)
         if number is not None:
@@ -137,8 +137,8 @@ def _number(value: ir.Value | None) -> float | None:
 
 def _scaled(value: ir.Value | None, factor: float) -> ir.Value | None:
     """Return x if a tensor is ``factor * x``, else None."""
-    node = value.producer() if value is not None else None
-    if node is None or node.domain or node.op_type not in ("Mul", "Div"):
+    node = producer_of(value)
+    if not is_standard(node, "Mul", "Div"):
         return None
     number = _factor(node)
     if number is None or not isclose(number, factor, rel_tol=1e-3):
@@ -150,8 +150,8 @@ def _multiple(value: ir.Value | None, source: ir.Value) -> float | None:
     """Return the factor f if a tensor is ``f * source``, else None."""
     if value is source:
         return 1.0
-    node = value.producer() if value is not None else None
-    if node is None or node.domain or node.op_type not in ("Mul", "Div") or source not in node.inputs:
+    node = producer_of(value)
+    if not is_standard(node, "Mul", "Div") or source not in node.inputs:
         return None
     return _factor(node)
 
@@ -159,8 +159,8 @@ def _multiple(value: ir.Value | None, source: ir.Value) -> float | None:
 def _cubic(value: ir.Value | None) -> ir.Value | None:
     """Return x if a tensor is ``sqrt(2 / pi) * (x + 0.044715 * x ** 3)``, else None."""
     total = _scaled(value, sqrt(2 / pi))
-    node = total.producer() if total is not None else None
-    if node is None or node.domain or node.op_type != "Add" or len(node.inputs) != 2:
+    node = producer_of(total)
+    if not is_standard(node, "Add") or len(node.inputs) != 2:
         return None
     for x, cube in (node.inputs, node.inputs[::-1]):
         powered = _scaled(cube, CUBE)

@@ -11,9 +11,11 @@ from .graph import (
     computing_nodes,
     constant,
     insert_before,
+    is_standard,
     names,
     node_name,
     one_number,
+    producer_of,
     remove_unread,
     replace_node,
     sole_reader,
@@ -85,8 +87,8 @@ def _find(clip: ir.Node, known: Known) -> _Gate | None:
     Raises:
         LeftAlone: It nearly is one.
     """
-    add = clip.inputs[0].producer() if clip.inputs[0] is not None else None
-    if add is None or add.op_type != "Add" or add.domain:
+    add = producer_of(clip.inputs[0])
+    if not is_standard(add, "Add"):
         return None
     x = next((value for value in add.inputs if value is not None and constant(value) is None), None)
     shift = None if x is None else _operand(add, known.rank(x) or 0)
@@ -117,14 +119,14 @@ def _scaled(after: ir.Node, clipped: ir.Value, x: ir.Value, axes: int) -> tuple[
     factor = _factor(after, axes)
     if factor is not None:  # clip / 6
         return after, factor, False
-    if after.op_type != "Mul" or after.domain:
+    if not is_standard(after, "Mul"):
         return None
     other = next((value for value in after.inputs if value is not clipped), None)
     if other is x:  # (x * clip) / 6
         scale = sole_reader(after.outputs[0])
         factor = None if scale is None else _factor(scale, axes)
         return None if scale is None or factor is None else (scale, factor, True)
-    scale = other.producer() if other is not None else None  # (x / 6) * clip
+    scale = producer_of(other)  # (x / 6) * clip
     factor = None if scale is None or x not in scale.inputs else _factor(scale, axes)
     return None if factor is None else (after, factor, True)
 
@@ -165,7 +167,7 @@ def _bound(clip: ir.Node, index: int, name: str) -> float | None:
 
 def _factor(node: ir.Node, axes: int) -> float | None:
     """Return the constant by which a Mul or Div multiplies a tensor with so many axes; None without one."""
-    if node.domain or node.op_type not in ("Mul", "Div"):
+    if not is_standard(node, "Mul", "Div"):
         return None
     if node.op_type == "Mul":
         return _operand(node, axes) or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, one_number, remove_if_unread, replace_node
+from .graph import computing_nodes, is_standard, one_number, producer_of, remove_if_unread, replace_node
 from .inference import Known
 from .merge_clips import CLIPPED
 from .registry import Change, transform
@@ -47,8 +47,8 @@ def fuse_leaky_relu(model: ir.Model) -> Change:
 
 def _factor(value: ir.Value | None, x: ir.Value | None, axes: int) -> float | None:
     """Return the constant by which a Mul or Div multiplies `x`, a tensor with so many axes; None without one."""
-    node = value.producer() if value is not None else None
-    if node is None or node.domain or node.op_type not in ("Mul", "Div") or x not in node.inputs:
+    node = producer_of(value)
+    if not is_standard(node, "Mul", "Div") or x not in node.inputs:
         return None
     for place in (1,) if node.op_type == "Div" else (0, 1):
         number = one_number(node.inputs[place], axes)

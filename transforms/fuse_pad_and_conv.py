@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, known_shape, remove
+from .graph import computing_nodes, is_standard, known_shape, remove
 from .patterns import pads
 from .registry import Change, LeftAlone, transform
 
@@ -54,7 +54,7 @@ def _fuse(pad: ir.Node) -> None:
 def _takes_pads(node: ir.Node, index: int, pad: ir.Node) -> bool:
     """Whether a reader of the padded tensor is a convolution that can pad."""
     explicit = node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
-    return node.op_type == "Conv" and not node.domain and index == 0 and explicit and node.graph is pad.graph
+    return is_standard(node, "Conv") and index == 0 and explicit and node.graph is pad.graph
 
 
 def _spatial_pads(pad: ir.Node) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, remove, replace_node, sole_reader
+from .graph import MS, computing_nodes, is_standard, producer_of, remove, replace_node, sole_reader
 from .registry import Change, transform
 
 
@@ -48,5 +48,5 @@ def fuse_silus(model: ir.Model, only: AbstractSet[str] | None = None) -> Change:
 
 def _is_sigmoid_of(gate: ir.Value | None, x: ir.Value | None) -> bool:
     """Whether `gate` is Sigmoid(`x`)."""
-    producer = gate.producer() if gate is not None else None
-    return producer is not None and producer.op_type == "Sigmoid" and not producer.domain and producer.inputs[0] is x
+    producer = producer_of(gate)
+    return is_standard(producer, "Sigmoid") and producer.inputs[0] is x

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isnan
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -61,10 +61,20 @@ def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
     return node.attributes.get_tensor("value", None)
 
 
+def producer_of(value: ir.Value | None) -> ir.Node | None:
+    """Return the node that computes a tensor; None if there is none, or no tensor."""
+    return None if value is None else value.producer()
+
+
 def made_by(value: ir.Value | None, op: str) -> ir.Node | None:
     """Return the node that computes a tensor if it is this operator, of any domain; else None."""
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     return node if node is not None and node.op_type == op else None
+
+
+def is_standard(node: ir.Node | None, *ops: str) -> TypeGuard[ir.Node]:
+    """Return whether there is a node, and it is one of some operators of the standard domain."""
+    return node is not None and node.op_type in ops and not node.domain
 
 
 def one_number(value: ir.Value | None, axes: int) -> float | None:

@@ -17,6 +17,7 @@ from .graph import (
     names,
     node_name,
     one_number,
+    producer_of,
     remove,
     replace_node,
     sole_reader,
@@ -109,7 +110,7 @@ def _tensor(node: ir.Node) -> ir.Value | None:
 def _is_behind_integers(node: ir.Node) -> bool:
     """Whether a Max or Min follows a product of dequantized tensors, where requant has put it for a Relu."""
     source = _tensor(node)
-    product = source.producer() if source is not None else None
+    product = producer_of(source)
     if product is None or product.op_type not in PRODUCTS:
         return False
     sources = [value.producer() for value in product.inputs if value is not None]
@@ -119,7 +120,7 @@ def _is_behind_integers(node: ir.Node) -> bool:
 def _rewrite(node: ir.Node, bounds: Bounds, facts: _Facts, change: Change) -> bool:
     """Merge a node with a bounding node before it, or rewrite it as Relu or Clip; return whether the graph changed."""
     source = _tensor(node)
-    before = source.producer() if source is not None else None
+    before = producer_of(source)
     merged = None if before is None or before.domain or before.graph is not node.graph else _bounds(before, facts)
     if merged is not None and before is not None and source is not None:
         if sole_reader(source) is not node:

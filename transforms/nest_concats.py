@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from .graph import computing_graphs
+from .graph import computing_graphs, is_standard
 from .inference import Known
 from .registry import Change, transform
 
@@ -46,7 +46,7 @@ def _nested(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, Parts]]:
     """Yield each Concat that begins with the inputs of an earlier one, the result of that one, and the other inputs."""
     seen: dict[tuple[ir.Value | None, int], list[tuple[Parts, ir.Value]]] = {}
     for node in graph:
-        if node.op_type != "Concat" or node.domain or not node.inputs:
+        if not is_standard(node, "Concat") or not node.inputs:
             continue
         parts = tuple(node.inputs)
         earlier = seen.setdefault((parts[0], node.attributes.get_int("axis", 0)), [])

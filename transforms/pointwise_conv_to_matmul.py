@@ -10,6 +10,7 @@ from .graph import (
     derive_initializer,
     graph_of,
     insert_before,
+    is_standard,
     made_by,
     names,
     node_name,
@@ -53,7 +54,7 @@ def _replace(conv: ir.Node, taken: set[str]) -> None:
         LeftAlone: It must stay.
     """
     before, after = made_by(conv.inputs[0], "Transpose"), sole_reader(conv.outputs[0])
-    if before is None or after is None or after.op_type != "Transpose" or after.domain:
+    if before is None or not is_standard(after, "Transpose"):
         raise LeftAlone("not-between-transposes")
     x, ends = before.inputs[0], (before, after)
     swapped = all(tuple(node.attributes.get_ints("perm", ())) == SWAP for node in ends)

@@ -15,6 +15,7 @@ from .graph import (
     discard,
     graph_of,
     names,
+    producer_of,
     remove_if_unread,
     replace_node,
     sole_reader,
@@ -89,7 +90,7 @@ def _dequantizers(node: ir.Node) -> list[ir.Node | None]:
     row = OPS[node.op_type]
     chosen = {"same": (0,), "arith": row.activations, "compute": None}[row.kind]
     operands = [v for i, v in enumerate(node.inputs) if v is not None and (chosen is None or i in chosen)]
-    before = [value.producer() if value is not None else None for value in operands]
+    before = [*map(producer_of, operands)]
     return [each if _is_linear(each, "DequantizeLinear") else None for each in before]
 
 

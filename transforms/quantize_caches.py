@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, add_initializer, graph_of, key, names, one_number, plain_shape, sole_reader, unused_name
+from .graph import (
+    MS,
+    add_initializer,
+    graph_of,
+    key,
+    names,
+    one_number,
+    plain_shape,
+    producer_of,
+    sole_reader,
+    unused_name,
+)
 from .patterns.attention import GROUP_QUERY
 from .registry import Change, LeftAlone, transform
 
@@ -224,7 +235,7 @@ def cache_nodes(graph: ir.Graph) -> list[ir.Node]:
 
 def find_floats(value: ir.Value | None) -> CacheBytes | None:
     """Return the cache whose floats a tensor has; None for other tensors."""
-    last = None if value is None else value.producer()
+    last = producer_of(value)
     nodes = _back(last, ("Mul", "Sub", "Cast"))
     if not nodes or _number(nodes[1]) != ZERO_POINT:
         return None
@@ -260,7 +271,7 @@ def _back(node: ir.Node | None, ops: Sequence[str]) -> tuple[ir.Node, ...]:
             return ()
         found.insert(0, node)
         first = node.inputs[0]
-        node = None if first is None else first.producer()
+        node = producer_of(first)
     return tuple(found)
 
 

@@ -10,7 +10,18 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN, add_functions, drop_functions
-from .graph import add_initializer, constant, names, node_name, remove, remove_if_unread, replace, unused_name
+from .graph import (
+    add_initializer,
+    constant,
+    is_standard,
+    names,
+    node_name,
+    producer_of,
+    remove,
+    remove_if_unread,
+    replace,
+    unused_name,
+)
 from .int8.ops import OPS, only_moves
 from .int8.plan import Unit
 from .int8.qlinear import Quantized
@@ -180,8 +191,8 @@ def _bias_fits(node: ir.Node, weight: ir.TensorProtocol) -> bool:
 
 def _dequantized(value: ir.Value | None) -> Quantized | None:
     """Return the integer tensor, scale and zero point that a DequantizeLinear turns into `value`."""
-    node = value.producer() if value is not None else None
-    if node is None or node.op_type != "DequantizeLinear" or node.domain or len(node.inputs) < 3:
+    node = producer_of(value)
+    if not is_standard(node, "DequantizeLinear") or len(node.inputs) < 3:
         return None
     q, scale, zero = node.inputs[:3]
     return None if q is None or scale is None or zero is None else (q, scale, zero)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import code_graphs, discard, names, replace_node, unused_name
+from .graph import code_graphs, discard, is_standard, names, replace_node, unused_name
 from .inference import Known
 from .patterns.transposed import reduced_axes
 from .registry import Change, transform
@@ -25,7 +25,7 @@ def reduce_mean_to_pool(model: ir.Model) -> Change:
     change = Change()
     known, taken = Known(model), names(model)
     for node in [node for graph in code_graphs(model) for node in graph]:
-        if node.op_type != "ReduceMean" or node.domain or any(a.is_ref() for a in node.attributes.values()):
+        if not is_standard(node, "ReduceMean") or any(a.is_ref() for a in node.attributes.values()):
             continue
         source = node.inputs[0]
         shape, dtype = known.shape(source), known.dtype(source)

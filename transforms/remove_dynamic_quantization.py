@@ -17,8 +17,10 @@ from .graph import (
     constant,
     derive_initializer,
     graph_of,
+    is_standard,
     names,
     node_name,
+    producer_of,
     remove,
     remove_unread,
     replace,
@@ -150,12 +152,12 @@ def remove_dynamic_quantization(model: ir.Model, *, exclude_node: tuple[str, ...
 def _origin(data: ir.Value | None) -> tuple[list[ir.Node], ir.Node | None]:
     """Return the operators that move `data`, the last first, and the DynamicQuantizeLinear before them, if any."""
     path: list[ir.Node] = []
-    source = data.producer() if data is not None else None
+    source = producer_of(data)
     while source is not None and source.op_type in MOVES and not source.domain and source.inputs[0] is not None:
         path.append(source)
         data = source.inputs[0]
         source = data.producer()
-    dynamic = source is not None and source.op_type == RANGES and not source.domain and source.outputs[0] is data
+    dynamic = is_standard(source, RANGES) and source.outputs[0] is data
     return path, source if dynamic else None
 
 
@@ -209,7 +211,7 @@ def _scaled(node: ir.Node) -> tuple[ir.Node, list[ir.Value]]:
         LeftAlone: The sums are not scaled by a scale that a DynamicQuantizeLinear computes.
     """
     last = _reader(node)
-    if last.op_type != "Cast" or last.domain or last.attributes.get_int("to", 0) != ir.DataType.FLOAT:
+    if not is_standard(last, "Cast") or last.attributes.get_int("to", 0) != ir.DataType.FLOAT:
         raise LeftAlone("not-scaled")
     factors: list[ir.Value] = []
     while (reader := sole_reader(last.outputs[0])) is not None and _is_product(reader):
@@ -236,12 +238,12 @@ def _reader(node: ir.Node) -> ir.Node:
 
 def _is_product(node: ir.Node | None) -> bool:
     """Whether a node is a Mul of two tensors."""
-    return node is not None and node.op_type == "Mul" and not node.domain and None not in node.inputs
+    return is_standard(node, "Mul") and None not in node.inputs
 
 
 def _factors(value: ir.Value | None) -> list[ir.Value]:
     """Return the factors of a product of products."""
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     if node is not None and _is_product(node):
         return [factor for each in node.inputs for factor in _factors(each)]
     return [] if value is None else [value]
@@ -252,7 +254,7 @@ def _is_scale(value: ir.Value) -> bool:
     tensor, node = constant(value), value.producer()
     if tensor is not None:
         return tensor.dtype is ir.DataType.FLOAT
-    return node is not None and node.op_type == RANGES and not node.domain and value is node.outputs[1]
+    return is_standard(node, RANGES) and value is node.outputs[1]
 
 
 def _integer_product(node: ir.Node, floats: _Floats) -> None:
@@ -303,12 +305,12 @@ def _integer_bias(node: ir.Node) -> _IntegerBias | None:
     Early versions of ONNX Runtime's quantizer wrote it so.
     """
     add = sole_reader(node.outputs[0])
-    if node.op_type != "ConvInteger" or add is None or add.op_type != "Add" or add.domain:
+    if node.op_type != "ConvInteger" or not is_standard(add, "Add"):
         return None
     steps: list[ir.Node] = []
     value = add.inputs[add.inputs[0] is node.outputs[0]]
     for ops in BIAS_STEPS:
-        source = value.producer() if value is not None else None
+        source = producer_of(value)
         if source is None or source.op_type not in ops or source.domain:
             return None
         steps.append(source)

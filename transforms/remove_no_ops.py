@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, code_graphs, constant, remove, replace
+from .graph import can_replace, code_graphs, constant, producer_of, remove, replace
 from .inference import Known
 from .patterns import pads
 from .registry import Change, transform
@@ -199,7 +199,7 @@ def _single(node: ir.Node, known: Known) -> bool:
 
 
 def _of_relu(node: ir.Node, known: Known) -> bool:
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    before = producer_of(node.inputs[0])
     return before is not None and not before.domain and before.op_type == node.op_type
 
 

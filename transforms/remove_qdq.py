@@ -11,7 +11,9 @@ from .graph import (
     constant,
     discard,
     graph_of,
+    is_standard,
     names,
+    producer_of,
     remove,
     remove_if_unread,
     replace,
@@ -45,7 +47,7 @@ def remove_qdq(model: ir.Model) -> Change:
         except LeftAlone as left:
             change.skip(str(left))
             continue
-        quantize = node.inputs[0].producer() if node.inputs[0] is not None else None
+        quantize = producer_of(node.inputs[0])
         inputs = tuple(node.inputs)
         replace(node.outputs[0], source)
         remove(node)
@@ -64,7 +66,7 @@ def _source(node: ir.Node, taken: set[str]) -> ir.Value:
         LeftAlone: There is no such tensor.
     """
     result, data = node.outputs[0], node.inputs[0]
-    quantize = data.producer() if data is not None else None
+    quantize = producer_of(data)
     if data is None or "block_size" in node.attributes:
         raise LeftAlone("blocks")
     tensor = constant(data)
@@ -81,7 +83,7 @@ def _source(node: ir.Node, taken: set[str]) -> ir.Value:
         return add_initializer(graph_of(node), unused_name(taken, f"{result.name}/float"), array)
     if quantize is None or quantize.graph is not node.graph:
         raise LeftAlone("not-a-pair")
-    if quantize.op_type == "DynamicQuantizeLinear" and not quantize.domain:
+    if is_standard(quantize, "DynamicQuantizeLinear"):
         same = list(node.inputs[1:3]) == list(quantize.outputs[1:3])
     elif is_linear(quantize, "QuantizeLinear"):
         same = equal_parameters(quantize.inputs[1:], node.inputs[1:])

@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, add_initializer, computing_nodes, constant, discard, graph_of, names, unused_name
+from .graph import (
+    MS,
+    add_initializer,
+    computing_nodes,
+    constant,
+    discard,
+    graph_of,
+    is_standard,
+    names,
+    producer_of,
+    unused_name,
+)
 from .int8.existing import is_linear
 from .int8.ops import OPS, only_moves
 from .int8.qparams import INT32_MAX, QParams, asymmetric_u8
@@ -57,7 +68,7 @@ def rerange_quantized_concat(model: ir.Model) -> Change:
     taken = names(model)
     for node in computing_nodes(model):
         concat = node.op_type == "QLinearConcat" and node.domain == MS
-        if not concat and not (node.op_type == "Concat" and not node.domain and _is_quantized(node)):
+        if not concat and not (is_standard(node, "Concat") and _is_quantized(node)):
             continue
         try:
             joined = _gather(node)
@@ -69,7 +80,7 @@ def rerange_quantized_concat(model: ir.Model) -> Change:
 
 def _is_quantized(concat: ir.Node) -> bool:
     """Whether a Concat joins dequantized tensors."""
-    producers = [value.producer() if value is not None else None for value in concat.inputs]
+    producers = [*map(producer_of, concat.inputs)]
     return all(node is not None and is_linear(node, "DequantizeLinear") for node in producers)
 
 
@@ -83,7 +94,7 @@ def _gather(concat: ir.Node) -> _Joined:
     waiting: list[ir.Value | None] = []
     if concat.op_type == "Concat":
         for value in concat.inputs:
-            producer = value.producer() if value is not None else None
+            producer = producer_of(value)
             waiting.append(producer.inputs[0] if producer is not None else None)
         quantizes = [use.node for use in concat.outputs[0].uses()]
         waiting += [node.outputs[0] for node in quantizes if is_linear(node, "QuantizeLinear")]
@@ -125,10 +136,10 @@ def _sources(value: ir.Value, joined: _Joined) -> Iterator[ir.Value | None]:
 
 def _dequantized_parts(quantize: ir.Node) -> Iterator[ir.Value | None]:
     """Yield the integer tensors behind the inputs of a Concat before a QuantizeLinear."""
-    before = quantize.inputs[0].producer() if quantize.inputs[0] is not None else None
-    if before is not None and before.op_type == "Concat" and not before.domain and _is_quantized(before):
+    before = producer_of(quantize.inputs[0])
+    if is_standard(before, "Concat") and _is_quantized(before):
         for value in before.inputs:
-            producer = value.producer() if value is not None else None
+            producer = producer_of(value)
             yield producer.inputs[0] if producer is not None else None
 
 
@@ -225,7 +236,7 @@ def _rescale_pair(node: ir.Node, index: int, factor: np.ndarray, taken: set[str]
     if node.domain or index != 0 or row is None or row.bias is None or len(node.inputs) <= row.bias:
         return
     value = node.inputs[row.bias]
-    pair = value.producer() if value is not None else None
+    pair = producer_of(value)
     scale = constant(pair.inputs[1]) if pair is not None and is_linear(pair, "DequantizeLinear") else None
     if pair is None or scale is None or constant(pair.inputs[0]) is None or len(pair.outputs[0].uses()) != 1:
         return

@@ -16,6 +16,7 @@ from .graph import (
     names,
     node_name,
     one_number,
+    producer_of,
     remove,
     replace_node,
     sole_reader,
@@ -46,7 +47,7 @@ def scale_before_clip(model: ir.Model) -> Change:
     if model.opset_imports.get("", 0) < CLIP_TAKES_INPUTS:
         return change
     for node in computing_nodes(model, "Relu", "Clip"):
-        linear = None if node.inputs[0] is None else node.inputs[0].producer()
+        linear = producer_of(node.inputs[0])
         rank = known.rank(node.outputs[0]) or 0
         if linear is None or linear.domain or linear.op_type not in LINEAR or _step_behind(node, rank) is None:
             continue

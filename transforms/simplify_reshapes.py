@@ -14,6 +14,7 @@ from .graph import (
     made_by,
     names,
     node_name,
+    producer_of,
     remove,
     remove_unread,
     replace,
@@ -193,7 +194,7 @@ def _have_same_shape(before: ir.Value | None, after: ir.Value, lengths: Lengths)
 def _merge(node: ir.Node, lengths: Lengths, taken: set[str], change: Change) -> bool:
     """Merge a reshape with the reshape before it; return whether the graph changed."""
     between = node.inputs[0]
-    first = between.producer() if between is not None else None
+    first = producer_of(between)
     if between is None or first is None or first.domain or first.op_type not in RESHAPES:
         return False
     if sole_reader(between) is not node:

@@ -14,6 +14,7 @@ from .graph import (
     graph_of,
     names,
     node_name,
+    producer_of,
     remove,
     replace,
     sole_reader,
@@ -43,7 +44,7 @@ def sink_squeezes(model: ir.Model) -> Change:
     change, known, taken = Change(), Known(model), names(model)
     for squeeze in computing_nodes(model, "Squeeze"):
         source = squeeze.inputs[0]
-        conv = None if source is None else source.producer()
+        conv = producer_of(source)
         if conv is None or conv.domain or conv.op_type not in CONVOLUTIONS:
             continue
         rank = known.rank(source) or 0

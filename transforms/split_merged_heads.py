@@ -13,6 +13,7 @@ from .graph import (
     computing_nodes,
     discard,
     graph_of,
+    is_standard,
     made_by,
     names,
     node_name,
@@ -293,12 +294,12 @@ def _after(last: ir.Node, heads: int, lengths: Lengths) -> ir.Node:
         LeftAlone: Another operator reads it.
     """
     node = sole_reader(last.outputs[0])
-    if node is not None and not node.domain and node.op_type == "Reshape":
+    if is_standard(node, "Reshape"):
         split = lengths.of(node.outputs[0]) or ()
         merged = lengths.of(last.outputs[0]) or ()
         if _merges(split, merged) and split[1] == heads and not node.outputs[0].is_graph_output():
             return node
-    if node is not None and not node.domain and node.op_type == "Transpose" and _perm(node) == (1, 0, 2):
+    if is_standard(node, "Transpose") and _perm(node) == (1, 0, 2):
         merging = sole_reader(node.outputs[0])
         target = part(merging.inputs[1]) if merging is not None and merging.op_type == "Reshape" else None
         if target is not None and 0 not in target[1:]:

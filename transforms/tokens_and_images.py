@@ -10,7 +10,9 @@ from .graph import (
     discard,
     graph_of,
     insert_before,
+    is_standard,
     node_name,
+    producer_of,
     remove,
     replace_node,
     sole_reader,
@@ -56,7 +58,7 @@ def moved_to_tokens(node: ir.Node, lengths: Lengths, taken: set[str]) -> bool:
 
 def _split_first(node: ir.Node, target: list[int], taken: set[str]) -> bool:
     """Move a reshape that makes images in front of the Transpose before it; return whether there is one."""
-    turn = None if node.inputs[0] is None else node.inputs[0].producer()
+    turn = producer_of(node.inputs[0])
     if turn is None or not _is_turn(turn, node) or sole_reader(turn.outputs[0]) is not node:
         return False
     shape = _target(node, target, taken)
@@ -84,7 +86,7 @@ def _merge_last(node: ir.Node, target: list[int], taken: set[str]) -> bool:
 
 def _is_turn(turn: ir.Node, node: ir.Node) -> bool:
     """Whether a node is a Transpose that exchanges channels and pixels, in the graph of another node."""
-    is_transpose = turn.op_type == "Transpose" and not turn.domain and turn.graph is node.graph
+    is_transpose = is_standard(turn, "Transpose") and turn.graph is node.graph
     return is_transpose and tuple(turn.attributes.get_ints("perm", ())) == COLUMNS
 
 

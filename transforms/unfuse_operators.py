@@ -18,8 +18,10 @@ from .graph import (
     discard,
     graph_of,
     insert_before,
+    is_standard,
     names,
     node_name,
+    producer_of,
     replace_by_earlier,
     sole_reader,
     stays_finite,
@@ -338,8 +340,8 @@ def _gelu(writer: _Writer) -> ir.Value:
     """Write an Add and the activation, if the operator follows a MatMul with constant weights."""
     node = writer.node
     product, bias = node.inputs[:2]
-    producer = product.producer() if product is not None else None
-    if producer is None or producer.op_type != "MatMul" or producer.domain or constant(producer.inputs[1]) is None:
+    producer = producer_of(product)
+    if not is_standard(producer, "MatMul") or constant(producer.inputs[1]) is None:
         raise LeftAlone("no-product")
     if product is None or sole_reader(product) is not node:
         raise LeftAlone("no-product")

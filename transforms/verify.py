@@ -15,7 +15,7 @@ from .. import RequantError
 from ..system.given import check_kind
 from ..system.regular import check_stored
 from .calls import check_calls
-from .graph import constant
+from .graph import constant, is_standard
 from .registry import TransformError
 from .tensors import external_tensors, load_tensors
 
@@ -230,7 +230,7 @@ def _verify_attribute(node: ir.Node, attribute: ir.Attr) -> None:
 
 def _verify_steps(node: ir.Node) -> None:
     """Check that a Loop whose condition is always true ends, and has at most `MOST_STEPS` steps if that is constant."""
-    if node.domain or node.op_type != "Loop" or len(node.inputs) < 2 or "body" not in node.attributes:
+    if not is_standard(node, "Loop") or len(node.inputs) < 2 or "body" not in node.attributes:
         return
     most, body = constant(node.inputs[0]), node.attributes["body"].as_graph()
     if not body.outputs or len(body.inputs) < 2:

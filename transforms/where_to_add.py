@@ -13,10 +13,12 @@ from .graph import (
     computing_nodes,
     graph_of,
     insert_before,
+    is_standard,
     made_by,
     names,
     node_name,
     one_number,
+    producer_of,
     replace_node,
     sole_reader,
     unused_name,
@@ -90,7 +92,7 @@ def _hidden(where: ir.Node) -> _Hidden | None:
 
 def _is_product(value: ir.Value | None) -> bool:
     """Whether a tensor is a product of matrices, scaled or with something added."""
-    while (node := value.producer() if value is not None else None) is not None and not node.domain:
+    while (node := producer_of(value)) is not None and not node.domain:
         if node.op_type == "MatMul":
             return True
         if node.op_type not in SCALING:
@@ -121,6 +123,6 @@ def _add_mask(where: ir.Node, softmax: ir.Node, found: _Hidden, taken: set[str])
 
 def _is_guard(guard: ir.Node, softmax: ir.Node, where: ir.Node, stay: int) -> bool:
     """Whether a node replaces the shares of hidden scores by 0."""
-    if guard.op_type != "Where" or guard.domain or guard.inputs[0] is not where.inputs[0]:
+    if not is_standard(guard, "Where") or guard.inputs[0] is not where.inputs[0]:
         return False
     return guard.inputs[stay] is softmax.outputs[0] and one_number(guard.inputs[3 - stay], 1) == 0

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import LARGE, MS, can_replace, names, own_values, remove, replace, unused_name
+from .graph import LARGE, MS, can_replace, is_standard, names, own_values, remove, replace, unused_name
 from .inference import stand_ins
 from .registry import Change, LeftAlone, transform
 
@@ -154,7 +154,7 @@ def _is_for_others(model: ir.Model, value: ir.Value) -> bool:
     readers = [_is_foreign(reader) for reader, _ in value.uses()]
     if node is None:
         return value.is_initializer() and (_is_output(model, value) or (bool(readers) and all(readers)))
-    if node.domain or node.op_type not in ("Cast", "Constant"):
+    if not is_standard(node, "Cast", "Constant"):
         return False
     return all(readers) and (bool(readers) or _is_output(model, value))
 
@@ -272,7 +272,7 @@ def _remove_cast(node: ir.Node, before: ir.Value | None, plan: _Plan) -> int:
         before: The first input of the node before the conversion.
         plan: The types before the conversion.
     """
-    if node.op_type != "Cast" or node.domain or node.attributes.get_int("to", 0) != FLOAT:
+    if not is_standard(node, "Cast") or node.attributes.get_int("to", 0) != FLOAT:
         return 0
     type_ = plan.types.get(before) if before is not None else None
     source, result = node.inputs[0], node.outputs[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ...transforms.graph import producer_of
 from ...transforms.int8.ops import MOVES
 from .classes import Array
 
@@ -63,7 +64,7 @@ def _of_sigmoid(output: ir.Value) -> bool:
     waiting: list[ir.Value | None] = [output]
     while waiting:
         value = waiting.pop()
-        node = None if value is None else value.producer()
+        node = producer_of(value)
         if node is None or node.domain:
             return False
         if node.op_type in KEEPS:

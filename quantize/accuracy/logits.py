@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...transforms.graph import plain_shape
+from ...transforms.graph import is_standard, plain_shape
 from ...transforms.int8.ops import MOVES
 from .choices import Reader
 from .classes import SEQUENCE
@@ -28,7 +28,7 @@ def logits_of(model: ir.Model) -> dict[str, Reader]:
         shape, node = plain_shape(output), output.producer()
         while node is not None and node.op_type in MOVES and not node.domain and node.inputs[0] is not None:
             node = node.inputs[0].producer()
-        if node is None or node.op_type != "Softmax" or node.domain or node.inputs[0] is None:
+        if not is_standard(node, "Softmax") or node.inputs[0] is None:
             continue
         if shape is None or len(shape) <= SEQUENCE:
             found[str(output.name)] = (node.name, 0, f"{node.inputs[0].name} (into Softmax)")

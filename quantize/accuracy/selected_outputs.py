@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from ...system.printable import one_line
-from ...transforms.graph import constant, is_float32
+from ...transforms.graph import constant, is_float32, producer_of
 from ...transforms.inference import inferred
 from .choices import (
     BEFORE_LAYERS,
@@ -146,7 +146,7 @@ def _behind(
     while nodes:
         node = nodes.pop()
         for index, value in enumerate(node.inputs):
-            before = None if value is None else value.producer()
+            before = producer_of(value)
             if value is None or constant(value) is not None:
                 continue
             if value in chosen and before is not None:

@@ -12,6 +12,7 @@ from ...calibration.histogram import Histogram, Statistic
 from ...calibration.ranges import Range
 from ...calibration.rule_result import Function, least_result_error
 from ...calibration.session import Array, open_session, run_session
+from ...transforms.graph import is_standard
 from ..job import Job
 from ..options.given_ranges import precision_of
 
@@ -51,7 +52,7 @@ def _function_of(value: ir.Value) -> tuple[ir.Node, ...]:
     functions = [node for node in readers if node.op_type in FUNCTIONS and not node.domain]
     if len(readers) == 1 == len(functions):
         return readers
-    products = [node for node in readers if node.op_type == "Mul" and not node.domain]
+    products = [node for node in readers if is_standard(node, "Mul")]
     if len(readers) != 2 or len(functions) != 1 or len(products) != 1:
         return ()
     result = functions[0].outputs[0]

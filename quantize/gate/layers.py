@@ -13,7 +13,7 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import Array, Feed, ModelSource, describe, open_session, runtime_message
 from ...system.apart import PathLike
-from ...transforms.graph import computing_graphs, constant
+from ...transforms.graph import computing_graphs, constant, producer_of
 from ..accuracy.classes import is_float
 from ..accuracy.sqnr import decibels, powers
 from ..model.files import Weights, load_model, serialize
@@ -74,10 +74,10 @@ def layers_of(model: ir.Model) -> dict[str, Layer]:
 def _before(node: ir.Node) -> Iterator[str]:
     """Yield the layers that a node reads, directly or through QuantizeLinear and DequantizeLinear."""
     for value in node.inputs:
-        maker = None if value is None else value.producer()
+        maker = producer_of(value)
         while maker is not None and maker.op_type in LINEAR:
             value = maker.inputs[0]
-            maker = None if value is None else value.producer()
+            maker = producer_of(value)
         if maker is not None:
             yield _row_name(maker)
         elif value is not None and value.name:
@@ -95,7 +95,7 @@ def _constants(node: ir.Node) -> Iterator[tuple[str, Constant]]:
     axis = _channel_axis(node)
     for place, value in enumerate(node.inputs):
         role = roles.get(place, f"input {place}")
-        maker = None if value is None else value.producer()
+        maker = producer_of(value)
         if maker is not None and maker.op_type == "DequantizeLinear":
             stored, scale = (constant(each) for each in maker.inputs[:2])
             if stored is not None and scale is not None:

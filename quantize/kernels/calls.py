@@ -10,7 +10,16 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.graph import DEEPEST, Shape, constant, has_plain_window, nodes_by_name, sole_reader, whole_first
+from ...transforms.graph import (
+    DEEPEST,
+    Shape,
+    constant,
+    has_plain_window,
+    nodes_by_name,
+    producer_of,
+    sole_reader,
+    whole_first,
+)
 from ...transforms.int8.ops import GROUP_NORM, INTERPOLATION, RELUS
 from ...transforms.int8.packed_conv import BLOCK, Packing, packing_of, unpacked
 from ...transforms.int8.plan import Unit
@@ -125,7 +134,7 @@ def _with_constants(node: ir.Node, shapes: Sequence[Shape]) -> list[Shape]:
 
 def _dequantized(value: ir.Value | None) -> ir.Node | None:
     """Return the DequantizeLinear that computes a tensor; None if another node does."""
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     return node if node is not None and node.op_type == "DequantizeLinear" else None
 
 

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, constant, made_by
+from ...transforms.graph import Shape, constant, is_standard, made_by, producer_of
 from ...transforms.inference import inferred
 from .call import Call, Tensors
 from .wrap import put_calls
@@ -90,7 +90,7 @@ def _call(found: _Rotary, body: Sequence[ir.Node]) -> Call:
 
 def _of_pairs(node: ir.Node, shapes: Mapping[str, Shape]) -> _Rotary | None:
     """Return the rotary embedding of pairs in the last axis that ends with a Concat; None if there is none."""
-    if node.op_type != "Concat" or node.domain or len(node.inputs) != 2 or not _is_last(node, node.outputs[0], shapes):
+    if not is_standard(node, "Concat") or len(node.inputs) != 2 or not _is_last(node, node.outputs[0], shapes):
         return None
     ends = [made_by(value, "Unsqueeze") for value in node.inputs]
     one, other = ends
@@ -134,7 +134,7 @@ def _factors(inputs: Sequence[ir.Value | None]) -> list[tuple[ir.Value, ir.Value
 
 def _producers(values: Sequence[ir.Value | None]) -> list[ir.Node]:
     """Return the nodes that compute tensors."""
-    found = [None if value is None else value.producer() for value in values]
+    found = [*map(producer_of, values)]
     return [node for node in found if node is not None]
 
 
@@ -163,7 +163,7 @@ def _is_last(node: ir.Node, value: ir.Value, shapes: Mapping[str, Shape]) -> boo
 
 def _of_halves(node: ir.Node, shapes: Mapping[str, Shape]) -> _Rotary | None:
     """Return the rotary embedding of halves of the last axis that ends with an Add; None if there is none."""
-    if node.op_type != "Add" or node.domain:
+    if not is_standard(node, "Add"):
         return None
     for x, cos, turned, sin in (*_operands(node.inputs), *_operands(node.inputs[::-1])):
         parts = _halves_of(turned, x, shapes)

@@ -7,7 +7,7 @@ from math import prod
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, constant, sole_reader
+from ...transforms.graph import Shape, constant, is_standard, sole_reader
 from ...transforms.int8.existing import is_linear
 from .call import FLOATS, Call, Tensors
 from .calls import X
@@ -39,7 +39,7 @@ def wrap_softmaxes(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
     """
     calls, alone = {}, model.opset_imports.get("", 0) >= ALONE
     for node in model.graph:
-        call = _call(node, shapes, alone=alone) if node.op_type == "Softmax" and not node.domain else None
+        call = _call(node, shapes, alone=alone) if is_standard(node, "Softmax") else None
         if call is not None:
             calls[node.outputs[0]] = call
     return put_calls(model, calls)

@@ -14,7 +14,7 @@ from ...calibration.session import Array
 from ...system.given import check_kind, normalise_fields, whole
 from ...system.numbers import whole_number
 from ...transforms.fold_constants import fold_constants
-from ...transforms.graph import LARGE, constant, plain_shape, quiet
+from ...transforms.graph import LARGE, constant, is_standard, plain_shape, quiet
 from ...transforms.inference import infer, inferred
 from ...transforms.inline_functions import ORIGIN, inline_functions
 from ...transforms.tensors import load_tensors
@@ -317,7 +317,7 @@ def _shapes_of_folded(model: ir.Model) -> None:
 
 def _steps(model: ir.Model) -> dict[ir.Node, int | None]:
     """Return how often bodies run, and set this length in the stacked outputs of a Loop."""
-    loops = [node for node in model.graph.all_nodes() if not node.domain and node.op_type in ("Loop", "Scan")]
+    loops = [node for node in model.graph.all_nodes() if is_standard(node, "Loop", "Scan")]
     found: dict[ir.Node, int | None] = {}
     folded: dict[str | None, ir.Value | None] = {}
     if any(node.op_type == "Loop" for node in loops):

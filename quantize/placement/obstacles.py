@@ -10,7 +10,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import DEEPEST, MS, constant, has_plain_window, is_float32, plain_shape, release, whole_first
+from ...transforms.graph import (
+    DEEPEST,
+    MS,
+    constant,
+    has_plain_window,
+    is_float32,
+    plain_shape,
+    producer_of,
+    release,
+    whole_first,
+)
 from ...transforms.int8.forms import RECURRENT, gate_obstacle
 from ...transforms.int8.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8.ops import FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, TABLE, WHOLE, Kernel, Op, only_moves
@@ -485,7 +495,7 @@ def _spread(ranges: Iterable[tuple[float, float]]) -> float:
 
 def _is_dequantized(value: ir.Value | None) -> bool:
     """Return whether a tensor is the output of a DequantizeLinear."""
-    producer = value.producer() if value is not None else None
+    producer = producer_of(value)
     return producer is not None and producer.op_type == "DequantizeLinear"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...calibration.bodies import bodies_of
-from ...transforms.graph import MS
+from ...transforms.graph import MS, producer_of
 
 NCHWC = f"{MS}.nchwc"
 REORDERS = frozenset({"ReorderInput", "ReorderOutput"})
@@ -177,7 +177,7 @@ def _by_reader(search: _Search, executed: Iterable[ir.Node]) -> None:
         if kernel.op_type != search.nodes[name].op_type:
             continue
         for value, read in zip(search.nodes[name].inputs, kernel.inputs, strict=False):
-            before, source = (v.producer() if v is not None else None for v in (value, read))
+            before, source = map(producer_of, (value, read))
             while source is not None and inserted_layout(source, search.nodes):
                 source = _data_producer(source)
             if before is None or source is None or before.name in search.home or source.name in taken:

@@ -12,6 +12,7 @@ from ..graph import (
     constant,
     insert_before,
     names,
+    producer_of,
     remove,
     remove_if_unread,
     replace,
@@ -146,7 +147,7 @@ def released_name(dequantized: ir.Value) -> str:
 def _release(node: ir.Node, index: int, taken: set[str]) -> int:
     """Replace input `index` of a node, if it is a dequantized constant, by a float constant; return 1 or 0."""
     value = node.inputs[index] if index < len(node.inputs) else None
-    dq = value.producer() if value is not None else None
+    dq = producer_of(value)
     if value is None or dq is None or not is_linear(dq, "DequantizeLinear"):
         return 0
     data, scale, zero = constant(dq.inputs[0]), constant(dq.inputs[1]), zero_point_of(dq)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import Shape, constant, node_name, nodes_by_name, release, remove_unread, replace_node
+from ..graph import Shape, constant, node_name, nodes_by_name, producer_of, release, remove_unread, replace_node
 from ..inference import inferred
 from .plan import Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, fit_bias
@@ -212,9 +212,7 @@ class _Part:
 
 def _part(conv: ir.Node | None, add: ir.Node) -> _Part | None:
     """Return a convolution whose quantized result only the Add reads; None for any other node."""
-    producers = [
-        value.producer() if value is not None else None for value in (conv.inputs[:3] if conv is not None else ())
-    ]
+    producers = [producer_of(value) for value in (conv.inputs[:3] if conv is not None else ())]
     if conv is None or conv.op_type != "Conv" or len(producers) != 3:
         return None
     x, weights, bias = producers

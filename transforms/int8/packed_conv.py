@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import constant, made_by, remove_if_unread
+from ..graph import constant, made_by, producer_of, remove_if_unread
 from .qparams import Array
 from .writer import Writer
 
@@ -72,7 +72,7 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer, *
         writer: Adds names and constants.
         apart: Whether the convolution computes the blocks itself, from x8: then it can become one native operator.
     """
-    dq, weights = (value.producer() if value is not None else None for value in node.inputs[:2])
+    dq, weights = map(producer_of, node.inputs[:2])
     taps = _packed_taps(node, dq, weights, values)
     if taps is None or dq is None or weights is None:
         return False
@@ -151,7 +151,7 @@ def _packed_taps(
     """Return the packed taps along both axes; None for a convolution that is left alone."""
     if dq is None or weights is None or {dq.op_type, weights.op_type} != {"DequantizeLinear"}:
         return None
-    origin = dq.inputs[0].producer() if dq.inputs[0] is not None else None
+    origin = producer_of(dq.inputs[0])
     source = origin.inputs[0] if origin is not None and origin.op_type == "QuantizeLinear" else None
     known = [values.get(str(value.name)) if value is not None else None for value in (source, node.outputs[0])]
     shapes = [value.shape if value is not None else None for value in known]

@@ -13,7 +13,9 @@ from ..graph import (
     constant,
     discard,
     graph_of,
+    is_standard,
     names,
+    producer_of,
     remove_if_unread,
     replace_node,
     sole_reader,
@@ -105,8 +107,8 @@ def move_relu_behind_max_pool(value: ir.Value, writer: Writer) -> ir.Value:
         writer: Makes the names.
     """
     pool = value.producer()
-    before = pool.inputs[0] if pool is not None and pool.op_type == "MaxPool" and not pool.domain else None
-    relu = before.producer() if before is not None else None
+    before = pool.inputs[0] if is_standard(pool, "MaxPool") else None
+    relu = producer_of(before)
     if pool is None or before is None or relu is None or relu.op_type != "Relu" or sole_reader(before) is not pool:
         return value
     graph = pool.graph
@@ -149,7 +151,7 @@ def to_integer_product(node: ir.Node) -> None:
     Left alone: a MatMul without an Add behind it, which the runtime does not fuse.
     """
     reader = sole_reader(node.outputs[0])
-    if reader is None or reader.op_type != "Add" or reader.domain:
+    if not is_standard(reader, "Add"):
         return
     (a, a_scale, a_zero), (b, b_scale, b_zero) = (integer_source(value) for value in node.inputs)
     pairs = [value.producer() for value in node.inputs if value is not None]
@@ -195,7 +197,7 @@ def pad_every_axis(model: ir.Model) -> int:
     axes as pads of all axes: the session fails when it runs.
     Left alone: computed pads or axes; an unknown rank.
     """
-    every = (node for graph in model.graphs() for node in graph if node.op_type == "Pad" and not node.domain)
+    every = (node for graph in model.graphs() for node in graph if is_standard(node, "Pad"))
     selective = [node for node in every if pads.selects_axes(node)]
     values = inferred(model, bodies=True) if selective else {}
     taken = names(model) if selective else set()

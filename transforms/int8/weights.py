@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import add_initializer, constant, drop_unused, graph_of, release, sole_reader
+from ..graph import add_initializer, constant, drop_unused, graph_of, is_standard, release, sole_reader
 from .bias_correction import mean_shift
 from .block_weights import Blocked, in_blocks
 from .ops import OPS, Op
@@ -207,7 +207,7 @@ def _bias(node: ir.Node, row: Op) -> Array | None:
 def bias_behind(node: ir.Node) -> tuple[ir.Node, int] | None:
     """Return the Add of the bias of a MatMul, and the index of the bias among its inputs; None without a bias."""
     add = sole_reader(node.outputs[0])
-    if add is None or add.op_type != "Add" or add.domain:
+    if not is_standard(add, "Add"):
         return None
     index = 1 if add.inputs[0] is node.outputs[0] else 0
     tensor, weight = constant(add.inputs[index]), constant(node.inputs[1])

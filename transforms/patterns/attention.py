@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 import onnx_ir as ir
 
-from ..graph import MS, constant, key, one_number, sole_reader
+from ..graph import MS, constant, is_standard, key, one_number, sole_reader
 
 GROUP_QUERY = f"{MS}.GroupQueryAttention"
 HEADS = (0, 2, 1, 3)
@@ -140,7 +139,7 @@ def find_attention(node: ir.Node) -> FoundAttention | None:
     if key(node) in OPERATORS:
         found = OPERATORS[key(node)](node)
         return None if isinstance(found, str) else found
-    return _around(node) if _is(node, "Softmax") else None
+    return _around(node) if is_standard(node, "Softmax") else None
 
 
 def attention_among(nodes: Iterable[ir.Node]) -> FoundAttention | None:
@@ -162,7 +161,7 @@ def _around(softmax: ir.Node) -> FoundAttention | None:
     shares = _shares(softmax)
     product = sole_reader(shares[-1].outputs[0])
     scores = _scores(softmax.inputs[0], softmax)
-    if scores is None or not _is(product, "MatMul") or product.inputs[0] is not shares[-1].outputs[0]:
+    if scores is None or not is_standard(product, "MatMul") or product.inputs[0] is not shares[-1].outputs[0]:
         return None
     q, k, v = _operand(scores.product, 0), _operand(scores.product, 1, of_keys=True), _operand(product, 1)
     tensors = {q.value, k.value, v.value}
@@ -189,8 +188,8 @@ def _shares(softmax: ir.Node) -> list[ir.Node]:
     value = softmax.outputs[0]
     readers = [use.node for use in value.uses()]
     for check in readers:
-        where = sole_reader(check.outputs[0]) if _is(check, "IsNaN") else None
-        if _is(where, "Where") and {*readers} == {check, where} and not value.is_graph_output():
+        where = sole_reader(check.outputs[0]) if is_standard(check, "IsNaN") else None
+        if is_standard(where, "Where") and {*readers} == {check, where} and not value.is_graph_output():
             condition, zero, other = where.inputs
             if (condition, other) == (check.outputs[0], value) and one_number(zero, 1) == 0:
                 return [softmax, check, where]
@@ -211,7 +210,7 @@ def _scores(value: ir.Value | None, reader: ir.Node) -> _Scores | None:
     windows = _windows(value, reader)
     if windows is not None:
         value, reader = windows.scores, windows.nodes[0]
-    while (node := _inner(value, reader)) is not None and not _is(node, "MatMul"):
+    while (node := _inner(value, reader)) is not None and not is_standard(node, "MatMul"):
         if (found := scaled(node)) is not None:
             value, factor = found
             scale *= factor
@@ -235,12 +234,12 @@ def _windows(value: ir.Value | None, reader: ir.Node) -> _Windows | None:
     checks that the scores have the axes `rest` behind the first one.
     """
     back = _inner(value, reader)
-    add = _inner(back.inputs[0], back) if _is(back, "Reshape") else None
-    if back is None or not _is(add, "Add"):
+    add = _inner(back.inputs[0], back) if is_standard(back, "Reshape") else None
+    if back is None or not is_standard(add, "Add"):
         return None
     for one, mask in (add.inputs, [*reversed(add.inputs)]):
         apart = _inner(one, add)
-        if mask is None or not _is(apart, "Reshape") or apart.inputs[0] is None:
+        if mask is None or not is_standard(apart, "Reshape") or apart.inputs[0] is None:
             continue
         windows, rest = _numbers(apart.inputs[1])[1:2], _numbers(apart.inputs[1])[2:]
         fits = _lengths(mask) == [1, *windows, 1, *rest[1:]] and _numbers(back.inputs[1])[1:] == rest
@@ -263,7 +262,7 @@ def _numbers(value: ir.Value | None) -> list[int]:
 
 def _masked(add: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """Return the scores and the mask that an Add joins; None unless exactly one of its operands is a product."""
-    if not _is(add, "Add"):
+    if not is_standard(add, "Add"):
         return None
     one, other = add.inputs
     products = [_scores(value, add) is not None for value in (one, other)] if one is not other else []
@@ -299,11 +298,6 @@ def _default_axis(softmax: ir.Node) -> int:
     return -1 if graph is None or graph.opset_imports.get("", LAST_AXIS) >= LAST_AXIS else 1
 
 
-def _is(node: ir.Node | None, op: str) -> TypeGuard[ir.Node]:
-    """Return whether a node is a standard operator."""
-    return node is not None and node.op_type == op and not node.domain
-
-
 def _inner(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
     """Return the node that computes a tensor; None if there is none, or if the tensor has another reader."""
     return value.producer() if value is not None and sole_reader(value) is reader else None
@@ -318,12 +312,12 @@ def _source(node: ir.Node) -> ir.Value:
 
 def _permutation(node: ir.Node) -> tuple[int, ...]:
     """Return the permutation of a Transpose; empty for other nodes, and if it is not written."""
-    return tuple(node.attributes.get_ints("perm", ())) if _is(node, "Transpose") else ()
+    return tuple(node.attributes.get_ints("perm", ())) if is_standard(node, "Transpose") else ()
 
 
 def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
     """Return the tensor that a Mul or Div multiplies by a number, and the number; None for other nodes."""
-    if not _is(node, "Mul") and not _is(node, "Div"):
+    if not is_standard(node, "Mul", "Div"):
         return None
     for index in (1,) if node.op_type == "Div" else (1, 0):
         number, value = one_number(node.inputs[index], 1), node.inputs[1 - index]

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..graph import constant
+from ..graph import constant, producer_of
 from ..inference import Known
 
 SAME = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze"})
@@ -262,7 +262,7 @@ def is_computed(target: ir.Value | None) -> bool:
 
 def standard(value: ir.Value | None) -> ir.Node | None:
     """Return the node that computes a tensor if it is a standard operator."""
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     return node if node is not None and not node.domain else None
 
 

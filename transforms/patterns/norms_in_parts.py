@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..graph import Shape, constant, made_by, one_number, sole_reader
+from ..graph import Shape, constant, is_standard, made_by, one_number, sole_reader
 
 Step: TypeAlias = tuple[ir.Node, ir.Value]
 """A Mul or Add, and its constant."""
@@ -123,7 +123,7 @@ def _distance(value: ir.Value | None) -> tuple[ir.Node, ...]:
 
 def squared(square: ir.Node) -> ir.Value | None:
     """Return the computed x of a Pow(x, .) or Mul(x, x); None for other nodes."""
-    if square.domain or square.op_type not in ("Pow", "Mul") or len(square.inputs) != 2:
+    if not is_standard(square, "Pow", "Mul") or len(square.inputs) != 2:
         return None
     x, other = square.inputs
     return None if constant(x) is not None or (square.op_type == "Mul" and other is not x) else x

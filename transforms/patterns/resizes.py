@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graph import Shape, constant
+from ..graph import Shape, constant, is_standard
 
 POSITIONS = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
 """Where the pixels of the result may lie among those of the image, in the order of the native operator."""
@@ -44,7 +44,7 @@ def find_resizing(node: ir.Node) -> Resizing | None:
     get = node.attributes.get_string
     mode, positions = get("mode", "nearest"), get("coordinate_transformation_mode", "half_pixel")
     nearest = get("nearest_mode", NEAREST[1]) if mode == "nearest" else ""
-    if node.op_type != "Resize" or node.domain or mode not in ("nearest", "linear") or positions not in POSITIONS:
+    if not is_standard(node, "Resize") or mode not in ("nearest", "linear") or positions not in POSITIONS:
         return None
     unusual = any(node.attributes.get_int(name, 0) for name in ("antialias", "exclude_outside"))
     stretches = get("keep_aspect_ratio_policy", "stretch") == "stretch"

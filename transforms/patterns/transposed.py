@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import constant, graph_of
+from ..graph import constant, graph_of, is_standard
 
 UNARY = frozenset(
     "Abs Cast Ceil Clip Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Mish Neg Not Reciprocal "
@@ -59,7 +59,7 @@ class Part:
 
 def order_of(node: ir.Node | None) -> tuple[int, ...] | None:
     """Return the perm of a Transpose; None for any other node, or without a perm."""
-    if node is None or node.op_type != "Transpose" or node.domain:
+    if not is_standard(node, "Transpose"):
         return None
     order = node.attributes.get_ints("perm", None)
     return None if order is None else tuple(order)

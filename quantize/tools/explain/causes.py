@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ....transforms.graph import producer_of
 from ...runtime.executed import Kernel
 from ...runtime.match import CONVERSIONS, Match
 from .float_reference import FloatReference
@@ -106,7 +107,7 @@ def _beside(place: ir.Node, by_place: Mapping[str, Kernel], match: Match) -> str
         users = [by_place.get(use.node.name or "") for value in place.outputs for use in value.uses()]
         user = _past_layout(next((user for user in users if user is not None), None), by_place, forwards=True)
         return "at the model's outputs" if user is None else _called(user)
-    producer = data.producer() if data is not None else None
+    producer = producer_of(data)
     before = _past_layout(by_place.get(producer.name or "") if producer is not None else None, by_place, forwards=False)
     return "at the model's inputs" if before is None else _called(before)
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .... import NATIVE_DOMAIN
-from ....transforms.graph import constant
+from ....transforms.graph import constant, producer_of
 from ....transforms.patterns.elementwise import clip_bounds
 
 QUANTIZED = frozenset(
@@ -68,7 +68,7 @@ def _same(text: str) -> Reason:
 def _dequantized(node: ir.Node, index: int) -> ir.Node | None:
     """Return the DequantizeLinear that computes an input."""
     value = node.inputs[index] if index < len(node.inputs) else None
-    producer = value.producer() if value is not None else None
+    producer = producer_of(value)
     return producer if producer is not None and producer.op_type == "DequantizeLinear" else None
 
 

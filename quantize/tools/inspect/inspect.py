@@ -16,7 +16,7 @@ from .... import RequantError
 from ....calibration.bodies import bodies_of
 from ....calibration.sources import DataSource
 from ....system.given import or_default
-from ....transforms.graph import constant, every_node, node_name
+from ....transforms.graph import constant, every_node, node_name, producer_of
 from ....transforms.tensors import external_tensors
 from ....transforms.verify import Port, signature
 from ...model.files import load_model
@@ -330,7 +330,7 @@ SAME_VALUES = frozenset(
 
 def _stored(value: ir.Value | None) -> ir.DataType | None:
     """Return the integer type before the DequantizeLinear that makes a tensor; None if there is none."""
-    node = value.producer() if value is not None else None
+    node = producer_of(value)
     while node is not None and node.op_type in SAME_VALUES and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] is None:
