@@ -77,6 +77,19 @@ def is_standard(node: ir.Node | None, *ops: str) -> TypeGuard[ir.Node]:
     return node is not None and node.op_type in ops and not node.domain
 
 
+def integers_of(value: ir.Value | None) -> list[int] | None:
+    """Return the integers of a constant in one list; None for other tensors."""
+    tensor = constant(value)
+    return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
+
+
+def axes_of(node: ir.Node) -> list[int] | None:
+    """Return the axes that an attribute of a node or its second input names, empty without any; None if computed."""
+    if len(node.inputs) < 2 or node.inputs[1] is None:
+        return list(node.attributes.get_ints("axes", ()))
+    return integers_of(node.inputs[1])
+
+
 def one_number(value: ir.Value | None, axes: int) -> float | None:
     """Return the value of a constant of one element and at most so many axes: an operand that changes no shape.
 

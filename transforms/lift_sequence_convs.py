@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, computing_graphs, constant, discard, names, unused_name
+from .graph import add_initializer, axes_of, computing_graphs, constant, discard, names, unused_name
 from .inference import Known
 from .patterns import pads
 from .patterns.elementwise import CHANNELWISE, ELEMENTWISE
@@ -181,13 +181,11 @@ def _padded(node: ir.Node) -> Lifted | None:
 
 def _mean(node: ir.Node) -> Lifted | None:
     """A ReduceMean over time: the mean over the row too, as `reduce_mean_to_pool` finds it."""
-    given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    axes = node.attributes.get_ints("axes", ()) if given is None else given.numpy().reshape(-1).tolist()
-    if [axis % SEQUENCE for axis in axes] != [ROW] or (len(node.inputs) > 1 and given is None):
+    if [axis % SEQUENCE for axis in axes_of(node) or ()] != [ROW]:
         return None
     kept = node.attributes.get_int("keepdims", 1) == 1
     both = [ROW, ROW + 1]
-    if given is None:
+    if "axes" in node.attributes:
         return Lifted(attributes={"axes": both}, images=kept)
     return Lifted(constants={1: np.asarray(both, np.int64)}, images=kept)
 

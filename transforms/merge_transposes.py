@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import code_graphs, remove, sole_reader
+from .graph import code_graphs, producer_of, remove, sole_reader
 from .registry import Change, transform
 
 
@@ -18,7 +18,7 @@ def merge_transposes(model: ir.Model) -> Change:
     """
     change = Change()
     for second in [node for graph in code_graphs(model) for node in graph]:
-        first = second.inputs[0].producer() if second.inputs and second.inputs[0] is not None else None
+        first = producer_of(second.inputs[0]) if second.inputs else None
         if first is None or {(node.domain, node.op_type) for node in (first, second)} != {("", "Transpose")}:
             continue
         obstacle = merged(first, second)

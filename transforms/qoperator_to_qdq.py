@@ -14,6 +14,7 @@ from .graph import (
     constant,
     discard,
     graph_of,
+    key,
     names,
     node_name,
     replace_node,
@@ -66,7 +67,7 @@ def qop_of(node: ir.Node) -> QOp | None:
     """Return the input positions of an integer operator; None for any other node."""
     if node.domain == MS and node.op_type == "QLinearConcat":
         return QOp("Concat", tuple((i, i + 1, i + 2) for i in range(2, len(node.inputs), 3)), (0, 1))
-    return QOPS.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
+    return QOPS.get(key(node))
 
 
 @dataclass

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import code_graphs, discard, is_standard, names, replace_node, unused_name
+from .graph import axes_of, code_graphs, discard, is_standard, names, replace_node, unused_name
 from .inference import Known
-from .patterns.transposed import reduced_axes
 from .registry import Change, transform
 
 IMAGES = (4, 5)
@@ -29,7 +28,7 @@ def reduce_mean_to_pool(model: ir.Model) -> Change:
             continue
         source = node.inputs[0]
         shape, dtype = known.shape(source), known.dtype(source)
-        axes = reduced_axes(node)
+        axes = axes_of(node)
         if shape is None or len(shape) not in IMAGES:
             change.skip("not-an-image")
         elif dtype is not ir.DataType.FLOAT:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, code_graphs, constant, producer_of, remove, replace
+from .graph import can_replace, code_graphs, constant, integers_of, producer_of, remove, replace
 from .inference import Known
 from .patterns import pads
 from .registry import Change, transform
@@ -158,8 +158,7 @@ def _whole(node: ir.Node, known: Known) -> bool:
 
 def _ints(node: ir.Node, index: int) -> list[int] | None:
     """Return the integers of a constant input; None if it is not constant."""
-    tensor = constant(node.inputs[index]) if len(node.inputs) > index else None
-    return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
+    return integers_of(node.inputs[index]) if len(node.inputs) > index else None
 
 
 def _ones(index: int, attribute: str = "") -> Rule:

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
+    axes_of,
     can_replace,
     computing_nodes,
     discard,
@@ -24,7 +25,7 @@ from .graph import (
 )
 from .merge_transposes import merged
 from .patterns.attention import REPEATS
-from .patterns.lengths import Axis, Lengths, Named, is_computed, part
+from .patterns.lengths import Axis, Lengths, Named, is_computed
 from .registry import Change, transform
 from .reshape_before_transpose import RESHAPES, moved_before, transposed_alone
 from .tokens_and_images import moved_to_tokens
@@ -178,11 +179,8 @@ def _undoes(second: ir.Node, first: ir.Node) -> bool:
     """Whether one of two nodes inserts the axes that the other one removes."""
     if {first.op_type, second.op_type} != {"Squeeze", "Unsqueeze"}:
         return False
-    axes = [
-        list(node.attributes.get_ints("axes", ())) if len(node.inputs) == 1 else part(node.inputs[1])
-        for node in (first, second)
-    ]
-    return bool(axes[0]) and axes[0] == axes[1]
+    axes = axes_of(first)
+    return bool(axes) and axes == axes_of(second)
 
 
 def _have_same_shape(before: ir.Value | None, after: ir.Value, lengths: Lengths) -> bool:

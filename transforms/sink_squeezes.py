@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
+    axes_of,
     computing_nodes,
     constant,
     discard,
@@ -22,7 +23,6 @@ from .graph import (
 )
 from .inference import Known
 from .patterns.elementwise import BATCH_NORM, Place, channels_of
-from .patterns.lengths import part
 from .registry import Change, transform
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
@@ -62,7 +62,7 @@ def sink_squeezes(model: ir.Model) -> Change:
 
 def _axes(squeeze: ir.Node, rank: int) -> list[int]:
     """Return the axes of a Squeeze of a tensor, counted from the first one, in order; none if they are not known."""
-    given = part(squeeze.inputs[1]) if len(squeeze.inputs) > 1 else squeeze.attributes.get_ints("axes", ())
+    given = axes_of(squeeze)
     return sorted(axis % rank for axis in given) if rank and given else []
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
+    axes_of,
     can_replace,
     computing_graphs,
     constant,
@@ -22,7 +23,7 @@ from .graph import (
     replace,
     unused_name,
 )
-from .patterns.transposed import REDUCTIONS, Part, order_of, parts_of, reduced_axes
+from .patterns.transposed import REDUCTIONS, Part, order_of, parts_of
 from .registry import Change, transform
 
 
@@ -114,7 +115,7 @@ def _reorder(node: ir.Node, order: Sequence[int], taken: set[str]) -> None:
     if node.op_type == "Concat":
         node.attributes["axis"] = ir.AttrInt64("axis", order[node.attributes["axis"].as_int() % rank])
     if node.op_type in REDUCTIONS:
-        _reduce(node, [order[axis % rank] for axis in reduced_axes(node) or ()], taken)
+        _reduce(node, [order[axis % rank] for axis in axes_of(node) or ()], taken)
         return
     for index, value in enumerate(node.inputs):
         tensor = constant(value)

@@ -13,6 +13,7 @@ from .graph import (
     computing_nodes,
     discard,
     graph_of,
+    integers_of,
     is_standard,
     made_by,
     names,
@@ -23,7 +24,7 @@ from .graph import (
     unused_name,
 )
 from .patterns.attention import scaled
-from .patterns.lengths import Lengths, part
+from .patterns.lengths import Lengths
 from .registry import Change, LeftAlone, transform
 
 MERGED, APART = 3, 4  # axes of tensors whose heads are merged with the batch, and of those with an axis for heads
@@ -182,7 +183,7 @@ def _merges(source: Sequence[int | str | None], result: Sequence[int | str | Non
 
 def _target(reshape: ir.Node) -> list[int] | None:
     """Return the target of a Reshape to merged heads; None if it is not constant, or 0 is a length."""
-    target = part(reshape.inputs[1])
+    target = integers_of(reshape.inputs[1])
     empty = target is not None and 0 in target and reshape.attributes.get_int("allowzero", 0) == 1
     return None if target is None or len(target) != MERGED or empty else target
 
@@ -301,7 +302,7 @@ def _after(last: ir.Node, heads: int, lengths: Lengths) -> ir.Node:
             return node
     if is_standard(node, "Transpose") and _perm(node) == (1, 0, 2):
         merging = sole_reader(node.outputs[0])
-        target = part(merging.inputs[1]) if merging is not None and merging.op_type == "Reshape" else None
+        target = integers_of(merging.inputs[1]) if merging is not None and merging.op_type == "Reshape" else None
         if target is not None and 0 not in target[1:]:
             return node
     raise LeftAlone("result")

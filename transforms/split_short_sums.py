@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
+    axes_of,
     computing_nodes,
     graph_of,
     insert_before,
@@ -22,7 +23,6 @@ from .graph import (
     unused_name,
 )
 from .inference import Known
-from .patterns.transposed import reduced_axes
 from .registry import Change, transform
 
 SPLIT_TAKES_LENGTHS = 13  # the opset from which the lengths are an input
@@ -48,7 +48,7 @@ def split_short_sums(model: ir.Model) -> Change:
     for node in computing_nodes(model, "ReduceSum"):
         x = node.inputs[0]
         lengths = known.lengths(x) or ()
-        axes, kept = reduced_axes(node), node.attributes.get_int("keepdims", 1)
+        axes, kept = axes_of(node), node.attributes.get_int("keepdims", 1)
         if x is None or len(lengths) < 3 or axes not in ([1], [1 - len(lengths)]) or kept:
             change.skip("other-axes")
         elif known.dtype(x) is not ir.DataType.FLOAT:

@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from .graph import (
     add_initializer,
+    axes_of,
     computing_nodes,
-    constant,
     graph_of,
     insert_before,
+    is_standard,
     made_by,
     names,
     node_name,
@@ -86,11 +87,9 @@ class _Found:
 
 def _pieces(total: ir.Node, known: Known) -> _Found | None:
     """Return the pieces that a ReduceSum sums over their last axis; None if it sums something else."""
-    axes, product = constant(total.inputs[1]) if len(total.inputs) > 1 else None, made_by(total.inputs[0], "Mul")
+    axes, product = axes_of(total), made_by(total.inputs[0], "Mul")
     rank = known.rank(total.inputs[0])
-    if axes is None or product is None or product.domain or not rank:
-        return None
-    if not {-1, rank - 1} & set(axes.numpy().reshape(-1).tolist()):
+    if axes is None or not is_standard(product, "Mul") or not rank or not {-1, rank - 1} & {*axes}:
         return None
     for value, weights in (product.inputs, product.inputs[::-1]):
         merge = made_by(value, "Reshape")
@@ -124,10 +123,7 @@ def _merges(before: ir.Value, after: ir.Value, known: Known) -> bool:
 def _unsqueezed(value: ir.Value, rank: int) -> ir.Value | None:
     """Return the tensor without the axis of length 1 that an Unsqueeze adds in front of its last one."""
     node = made_by(value, "Unsqueeze")
-    axes = constant(node.inputs[1]) if node is not None and len(node.inputs) > 1 else None
-    if node is None or axes is None or axes.numpy().reshape(-1).tolist() not in ([-2], [rank - 2]):
-        return None
-    return node.inputs[0]
+    return node.inputs[0] if node is not None and axes_of(node) in ([-2], [rank - 2]) else None
 
 
 def _reason(found: _Found, known: Known) -> str | None:

@@ -15,8 +15,8 @@ from ...transforms.graph import (
     Shape,
     constant,
     has_plain_window,
+    made_by,
     nodes_by_name,
-    producer_of,
     sole_reader,
     whole_first,
 )
@@ -134,8 +134,7 @@ def _with_constants(node: ir.Node, shapes: Sequence[Shape]) -> list[Shape]:
 
 def _dequantized(value: ir.Value | None) -> ir.Node | None:
     """Return the DequantizeLinear that computes a tensor; None if another node does."""
-    node = producer_of(value)
-    return node if node is not None and node.op_type == "DequantizeLinear" else None
+    return made_by(value, "DequantizeLinear")
 
 
 def _operands(node: ir.Node) -> list[ir.Value | None]:

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, constant, is_standard, made_by, producer_of
+from ...transforms.graph import Shape, axes_of, constant, is_standard, made_by, producer_of
 from ...transforms.inference import inferred
 from .call import Call, Tensors
 from .wrap import put_calls
@@ -150,11 +150,7 @@ def _picked(gather: ir.Node, shapes: Mapping[str, Shape]) -> int | None:
 def _is_last(node: ir.Node, value: ir.Value, shapes: Mapping[str, Shape]) -> bool:
     """Return whether a Concat or Unsqueeze works on the last axis of its result."""
     rank = len(shapes.get(str(value.name), ()))
-    if node.op_type == "Concat":
-        found = [node.attributes.get_int("axis", 0)]
-    else:
-        axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None  # before opset 13 they are an attribute
-        found = [*node.attributes.get_ints("axes", ())] if axes is None else axes.numpy().reshape(-1).tolist()
+    found = [node.attributes.get_int("axis", 0)] if node.op_type == "Concat" else axes_of(node) or []
     return len(found) == 1 and (found[0] == -1 or found[0] == rank - 1 >= 0)
 
 

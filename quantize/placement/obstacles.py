@@ -16,8 +16,8 @@ from ...transforms.graph import (
     constant,
     has_plain_window,
     is_float32,
+    made_by,
     plain_shape,
-    producer_of,
     release,
     whole_first,
 )
@@ -332,7 +332,7 @@ def _form_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     if row.kind != "compute":
         return _follower_obstacle(node, row, facts)
     if unit.op == "MatMul" and len(activations(node)) > 1:
-        if _is_dequantized(node.inputs[1]):
+        if made_by(node.inputs[1], "DequantizeLinear"):
             return ALREADY
         return NONE if strategy is not Strategy.AUTO or facts.allow_slow else why.BOTH_ACTIVATIONS
     return _compute_obstacle(node, row) or (NONE if facts.allow_slow or facts.portable else _few_products(node))
@@ -345,7 +345,7 @@ def _compute_obstacle(node: ir.Node, row: Op) -> Reason:
     """Return what keeps an operator with weights from computing in integers."""
     weight = constant(node.inputs[1])
     if weight is None:
-        return ALREADY if _is_dequantized(node.inputs[1]) else why.WEIGHTS_COMPUTED
+        return ALREADY if made_by(node.inputs[1], "DequantizeLinear") else why.WEIGHTS_COMPUTED
     if weight.dtype is not ir.DataType.FLOAT:
         return why.WEIGHTS_NOT_FLOAT32
     shape = weight.shape.numpy()
@@ -491,12 +491,6 @@ def _spread(ranges: Iterable[tuple[float, float]]) -> float:
 
 
 # -------------------------------------------------------------------------------------------------------- tensors
-
-
-def _is_dequantized(value: ir.Value | None) -> bool:
-    """Return whether a tensor is the output of a DequantizeLinear."""
-    producer = producer_of(value)
-    return producer is not None and producer.op_type == "DequantizeLinear"
 
 
 def _is_finite(tensor: ir.TensorProtocol | None) -> bool:

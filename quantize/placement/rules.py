@@ -14,7 +14,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ...system.given import check_kind, or_default
-from ...transforms.graph import bodies, computing_graphs, constant, plain_shape
+from ...transforms.graph import axes_of, bodies, computing_graphs, plain_shape
 from ...transforms.int8.ops import GATE, GROUP_NORM, OPS, WHOLE, why_float
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
 from ...transforms.int8.qparams import BlockForm, Scheme
@@ -311,8 +311,7 @@ def _may_be_fused(node: ir.Node, facts: Facts) -> bool:
     if node.op_type != "ReduceMean" or node.inputs[0] is None:
         return True
     shape = plain_shape(facts.values.get(str(node.inputs[0].name)))
-    given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    axes = node.attributes.get_ints("axes", ()) if given is None else given.numpy().tolist()
+    axes = axes_of(node)
     return shape is None or not axes or any(axis % len(shape) == len(shape) - 1 for axis in axes)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ...transforms.graph import producer_of
+from ...transforms.graph import made_by
 
 NATIVE = tuple(
     f"{NATIVE_DOMAIN}.{operator}"
@@ -162,8 +162,8 @@ def _constant_shape(node: ir.Node, rank: int) -> tuple[int, ...]:
     Weights that every run dequantizes count as constant.
     """
     for value in node.inputs:
-        dq = producer_of(value)
-        held = dq.inputs[0] if dq is not None and dq.op_type == "DequantizeLinear" else value
+        dq = made_by(value, "DequantizeLinear")
+        held = value if dq is None else dq.inputs[0]
         if held is not None and held.const_value is not None and len(held.const_value.shape) == rank:
             return tuple(int(d) for d in held.const_value.shape)  # type: ignore[arg-type]
     return (0, 0)

@@ -139,7 +139,7 @@ def _tensors(executed: Iterable[ir.Node], nodes: Mapping[str, ir.Node]) -> tuple
 
 
 def _data_producer(node: ir.Node) -> ir.Node | None:
-    return node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    return producer_of(node.inputs[0]) if node.inputs else None
 
 
 def constants_of(model: ir.Model) -> frozenset[str]:

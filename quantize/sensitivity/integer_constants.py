@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.graph import constant, nodes_by_name, producer_of
+from ...transforms.graph import constant, made_by, nodes_by_name, producer_of
 from ...transforms.insert_qdq import constant_operands
 from ...transforms.int8.forms import lookups_of, with_lookups
 from ...transforms.int8.ops import OPS
@@ -87,8 +87,8 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict
 
 def _is_integer(value: ir.Value | None) -> bool:
     """Return whether a tensor is dequantized from a constant of integers."""
-    dq = producer_of(value)
-    return dq is not None and dq.op_type == "DequantizeLinear" and constant(dq.inputs[0]) is not None
+    dq = made_by(value, "DequantizeLinear")
+    return dq is not None and constant(dq.inputs[0]) is not None
 
 
 def _behind(value: ir.Value | None) -> Array:

@@ -176,7 +176,7 @@ def drop_round_trips(model: ir.Model, *, mixed_domains: bool = True) -> int:
     count = 0
     for graph in model.graphs():
         for node in list(graph):
-            dq = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+            dq = producer_of(node.inputs[0]) if node.inputs else None
             source = dq.inputs[0] if dq is not None and dq.graph is graph else None
             if dq is None or source is None or not _undoes(node, dq) or not (mixed_domains or node.domain == dq.domain):
                 continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, discard, graph_of, producer_of, remove, remove_if_unread, replace_node
+from ..graph import MS, discard, graph_of, made_by, remove, remove_if_unread, replace_node
 from ..patterns import pads
 from .gru_form import to_scan
 from .ops import FUNCTION, OPS
@@ -162,8 +162,8 @@ def integer_source(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value
 
 def _dequantizer(value: ir.Value | None) -> ir.Node:
     """Return the DequantizeLinear that computes a tensor."""
-    node = producer_of(value)
-    assert node is not None and node.op_type == "DequantizeLinear"  # `insert_qdq` has inserted the pairs
+    node = made_by(value, "DequantizeLinear")
+    assert node is not None  # `insert_qdq` has inserted the pairs
     return node
 
 

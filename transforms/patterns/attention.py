@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ..graph import MS, constant, is_standard, key, one_number, sole_reader
+from ..graph import MS, constant, integers_of, is_standard, key, one_number, sole_reader
 
 GROUP_QUERY = f"{MS}.GroupQueryAttention"
 HEADS = (0, 2, 1, 3)
@@ -241,8 +241,9 @@ def _windows(value: ir.Value | None, reader: ir.Node) -> _Windows | None:
         apart = _inner(one, add)
         if mask is None or not is_standard(apart, "Reshape") or apart.inputs[0] is None:
             continue
-        windows, rest = _numbers(apart.inputs[1])[1:2], _numbers(apart.inputs[1])[2:]
-        fits = _lengths(mask) == [1, *windows, 1, *rest[1:]] and _numbers(back.inputs[1])[1:] == rest
+        target = integers_of(apart.inputs[1]) or []
+        windows, rest = target[1:2], target[2:]
+        fits = _lengths(mask) == [1, *windows, 1, *rest[1:]] and (integers_of(back.inputs[1]) or [])[1:] == rest
         if fits and len(rest) == len(HEADS) - 1 and min(rest) > 1:  # an axis of length 1 might be repeated
             return _Windows(apart.inputs[0], mask, rest, [apart, add, back])
     return None
@@ -252,12 +253,6 @@ def _lengths(value: ir.Value | None) -> list[int]:
     """Return the shape of a constant; empty for other tensors."""
     tensor = constant(value)
     return [] if tensor is None else [*map(int, tensor.shape.numpy())]
-
-
-def _numbers(value: ir.Value | None) -> list[int]:
-    """Return the numbers of a constant; empty for other tensors."""
-    tensor = constant(value)
-    return [] if tensor is None else [*map(int, tensor.numpy().reshape(-1))]
 
 
 def _masked(add: ir.Node) -> tuple[ir.Value, ir.Value] | None:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..graph import constant, producer_of
+from ..graph import constant, integers_of, producer_of
 from ..inference import Known
 
 SAME = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze"})
@@ -84,13 +84,14 @@ class Lengths:
 
     def of_target(self, target: ir.Value | None) -> list[Length] | None:
         """Return the lengths in the target of a Reshape; None if their number is unknown."""
-        if (numbers := part(target)) is not None:
+        if (numbers := integers_of(target)) is not None:
             return [*numbers]
         node = standard(target)
         if node is not None and node.op_type == "Concat":
             parts = [self.of_target(value) for value in node.inputs]
             return None if None in parts else [length for each in parts for length in each or ()]
-        if node is not None and (node.op_type in SAME or (node.op_type == "Reshape" and part(node.inputs[1]) == [-1])):
+        flattens = node is not None and node.op_type == "Reshape" and integers_of(node.inputs[1]) == [-1]
+        if node is not None and (node.op_type in SAME or flattens):
             return self.of_target(node.inputs[0])
         found = None
         if node is not None and node.op_type in ("Gather", "Shape", "Slice"):
@@ -111,7 +112,7 @@ class Lengths:
         equal = standard(condition)
         same = equal is not None and equal.op_type == "Equal" and other in equal.inputs
         compared = [value for value in equal.inputs if value is not other] if same and equal is not None else []
-        if not compared or {*(part(compared[0]) or ())} != {-1} or {*(part(one) or ())} != {1}:
+        if not compared or {*(integers_of(compared[0]) or ())} != {-1} or {*(integers_of(one) or ())} != {1}:
             return None
         lengths = self.of_target(other)
         return None if lengths is None else [1 if length == -1 else length for length in lengths]
@@ -217,7 +218,7 @@ class Lengths:
         if node is not None and node.op_type == "Gather" and (picked := constant(node.inputs[1])) is not None:
             return [None] * picked.size
         if node is not None and node.op_type == "Slice" and len(node.inputs) > 2:
-            starts, ends = (part(each) for each in node.inputs[1:3])
+            starts, ends = (integers_of(each) for each in node.inputs[1:3])
             one = starts and ends and len(starts) == 1 and ends[0] - starts[0] == 1
             return [None] if one else None
         return None
@@ -245,7 +246,8 @@ class Lengths:
     def _axis_before(self, node: ir.Node, axis: int) -> int | None:
         """Return which axis of its first input an Unsqueeze or Expand keeps as an axis of its result; None if none."""
         x = node.inputs[0]
-        given = part(node.inputs[1]) if node.op_type in ("Unsqueeze", "Expand") and len(node.inputs) > 1 else None
+        named = node.op_type in ("Unsqueeze", "Expand") and len(node.inputs) > 1
+        given = integers_of(node.inputs[1]) if named else None
         if x is None or given is None or axis < 0:
             return None
         if node.op_type == "Expand":
@@ -266,12 +268,6 @@ def standard(value: ir.Value | None) -> ir.Node | None:
     return node if node is not None and not node.domain else None
 
 
-def part(value: ir.Value | None) -> list[int] | None:
-    """Return the numbers of a constant; None for a computed tensor."""
-    tensor = constant(value)
-    return None if tensor is None else [int(length) for length in tensor.numpy().reshape(-1)]
-
-
 def _shape_before(value: ir.Value | None) -> ir.Node | None:
     """Return the Shape whose numbers a tensor has; None if there is none."""
     while (node := standard(value)) is not None and node.op_type in ("Cast", "Identity"):
@@ -287,7 +283,7 @@ def _axes(shape: ir.Node, rank: int | None) -> Sequence[int] | None:
 
 def _gathered(node: ir.Node, shape: ir.Node, axes: Sequence[int] | None) -> Sequence[int] | None:
     """Return which axes of a Shape a Gather takes; of an unknown rank it must count them from the first one."""
-    picked = part(node.inputs[1])
+    picked = integers_of(node.inputs[1])
     if picked is None:
         return None
     if axes is None:
@@ -298,7 +294,7 @@ def _gathered(node: ir.Node, shape: ir.Node, axes: Sequence[int] | None) -> Sequ
 
 def _sliced(node: ir.Node, axes: Sequence[int] | None) -> Sequence[int] | None:
     """Return the axes that a Slice takes from some; None before opset 10, where the bounds were attributes."""
-    numbers = [part(value) for value in node.inputs[1:]]
+    numbers = [integers_of(value) for value in node.inputs[1:]]
     if axes is None or len(numbers) < 2 or any(value is None or len(value) != 1 for value in numbers):
         return None
     (start,), (end,), *rest = (value for value in numbers if value is not None)

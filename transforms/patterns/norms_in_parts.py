@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..graph import Shape, constant, is_standard, made_by, one_number, sole_reader
+from ..graph import Shape, axes_of, constant, is_standard, made_by, one_number, sole_reader
 
 Step: TypeAlias = tuple[ir.Node, ir.Value]
 """A Mul or Add, and its constant."""
@@ -194,9 +194,7 @@ def epsilon_of(nodes: Sequence[ir.Node], axes: int) -> float | None:
 
 def is_mean_of(mean: ir.Node, axis: int, rank: int) -> bool:
     """Whether a ReduceMean reduces one axis, counted from 0, of a tensor of this rank to one value, and keeps it."""
-    axes = constant(mean.inputs[1]) if len(mean.inputs) > 1 else None  # before opset 18 they are an attribute
-    found = [*mean.attributes.get_ints("axes", ())] if axes is None else axes.numpy().reshape(-1).tolist()
-    return found in ([axis - rank], [axis]) and mean.attributes.get_int("keepdims", 1) == 1
+    return axes_of(mean) in ([axis - rank], [axis]) and mean.attributes.get_int("keepdims", 1) == 1
 
 
 def of_each_place(last: ir.Node, op: str, axis: int, lengths: Sequence[int | str | None]) -> Step | None:

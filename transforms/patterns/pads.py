@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ..graph import constant
+from ..graph import constant, integers_of
 
 LENGTHS, VALUE, AXES = 1, 2, 3  # the inputs of a Pad from opset 11 on; the axes came with opset 18
 
@@ -25,8 +25,7 @@ def given_lengths(pad: ir.Node) -> list[int] | None:
     if len(pad.inputs) <= LENGTHS:  # below opset 11
         attribute = pad.attributes.get_ints("pads", None)
         return None if attribute is None else list(attribute)
-    tensor = constant(pad.inputs[LENGTHS])
-    return None if tensor is None else [int(length) for length in tensor.numpy().reshape(-1)]
+    return integers_of(pad.inputs[LENGTHS])
 
 
 def lengths(pad: ir.Node, rank: int | None) -> tuple[list[int], list[int]] | None:
@@ -45,10 +44,10 @@ def lengths(pad: ir.Node, rank: int | None) -> tuple[list[int], list[int]] | Non
     begins, ends = given[: len(given) // 2], given[len(given) // 2 :]
     if not selects_axes(pad):
         return (begins, ends) if rank in (None, len(begins)) else None
-    axes = constant(pad.inputs[AXES])
+    axes = integers_of(pad.inputs[AXES])
     if axes is None or rank is None:
         return None
-    places = [int(axis) % rank for axis in axes.numpy().reshape(-1)]
+    places = [axis % rank for axis in axes]
     return _spread(begins, places, rank), _spread(ends, places, rank)
 
 

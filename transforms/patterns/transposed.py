@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import constant, graph_of, is_standard
+from ..graph import axes_of, constant, graph_of, is_standard
 
 UNARY = frozenset(
     "Abs Cast Ceil Clip Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Mish Neg Not Reciprocal "
@@ -68,14 +68,6 @@ def order_of(node: ir.Node | None) -> tuple[int, ...] | None:
 def computed_inputs(node: ir.Node) -> list[ir.Value]:
     """Return the inputs of a node that are not constant."""
     return [value for value in node.inputs if value is not None and constant(value) is None]
-
-
-def reduced_axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of a reduction, empty if it names none; None if they are computed."""
-    if len(node.inputs) < 2 or node.inputs[1] is None:
-        return list(node.attributes.get_ints("axes", ()))
-    tensor = constant(node.inputs[1])
-    return None if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]
 
 
 def parts_of(graph: ir.Graph, order: tuple[int, ...]) -> Iterator[Part]:
@@ -149,7 +141,7 @@ def _ignores_order(node: ir.Node, rank: int) -> bool:
     if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
         return False
     if node.op_type in REDUCTIONS:
-        return node.attributes.get_int("keepdims", 1) == 1 and reduced_axes(node) is not None
+        return node.attributes.get_int("keepdims", 1) == 1 and axes_of(node) is not None
     ranks = [len(tensor.shape) for value in node.inputs if (tensor := constant(value)) is not None]
     if node.op_type == "Concat":
         return all(each == rank for each in ranks)
@@ -158,7 +150,7 @@ def _ignores_order(node: ir.Node, rank: int) -> bool:
 
 def _keeps_order(node: ir.Node, order: Sequence[int]) -> bool:
     """Whether a node is a reduction that removes axes, and leaves the others in the order of the tensor in front."""
-    axes = reduced_axes(node) if node.op_type in REDUCTIONS and not node.domain else None
+    axes = axes_of(node) if node.op_type in REDUCTIONS and not node.domain else None
     if axes is None or node.attributes.get_int("keepdims", 1) == 1:
         return False
     removed = {axis % len(order) for axis in axes}

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .... import NATIVE_DOMAIN
-from ....transforms.graph import constant, producer_of
+from ....transforms.graph import constant, made_by, producer_of
 from ....transforms.patterns.elementwise import clip_bounds
 
 QUANTIZED = frozenset(
@@ -67,14 +67,12 @@ def _same(text: str) -> Reason:
 
 def _dequantized(node: ir.Node, index: int) -> ir.Node | None:
     """Return the DequantizeLinear that computes an input."""
-    value = node.inputs[index] if index < len(node.inputs) else None
-    producer = producer_of(value)
-    return producer if producer is not None and producer.op_type == "DequantizeLinear" else None
+    return made_by(node.inputs[index], "DequantizeLinear") if index < len(node.inputs) else None
 
 
 def _upstream(node: ir.Node) -> ir.Node | None:
     """Return the node between a product and a DequantizeLinear, if there is exactly one."""
-    producer = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    producer = producer_of(node.inputs[0]) if node.inputs else None
     return producer if producer is not None and _dequantized(producer, 0) is not None else None
 
 

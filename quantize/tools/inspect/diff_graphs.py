@@ -11,11 +11,10 @@ import onnx_ir as ir
 
 from ....calibration.bodies import graphs_in
 from ....system.given import normalise_fields
-from ....transforms.graph import node_name
+from ....transforms.graph import key, node_name
 from .diff_hashes import GraphLike, Hashes, is_constant, trimmed
 from .diff_pairs import Pairs, changed_pairs, equal_pairs, pairs_by_name
 from .diff_weights import apart, equal
-from .inspect import spelled
 
 Kind = Literal["format", "opset", "metadata", "input", "output", "function", "node", "weight", "order", "name"]
 LONGEST = 8  # elements of a tensor attribute that is printed
@@ -97,7 +96,7 @@ class GraphPair:
 
     def place(self, what: ir.Node | str) -> str:
         """Return the text for a node or tensor, with the bodies around it."""
-        name = f"{node_name(what)} ({spelled(what)})" if isinstance(what, ir.Node) else what
+        name = f"{node_name(what)} ({key(what)})" if isinstance(what, ir.Node) else what
         return " > ".join((*self.inside, name))
 
 
@@ -140,8 +139,8 @@ def _paired(one: GraphLike, other: GraphLike, inside: tuple[str, ...], ignored: 
 def _node(node: ir.Node, partner: ir.Node, both: GraphPair) -> Iterator[Difference]:
     """Compare two paired nodes."""
     place = both.place(node)
-    if spelled(node) != spelled(partner):
-        yield Difference("node", "~", place, f"{spelled(node)} -> {spelled(partner)}")
+    if key(node) != key(partner):
+        yield Difference("node", "~", place, f"{key(node)} -> {key(partner)}")
         return
     for name in dict.fromkeys((*node.attributes, *partner.attributes)):
         a, b = (each.attributes.get(name) for each in (node, partner))
@@ -207,7 +206,7 @@ def _order(both: GraphPair) -> Iterator[Difference]:
     paired = (node for node in both.one if node in both.pairs)
     for node, partner in zip(paired, (node for node in both.other if node in both.partners), strict=True):
         if both.pairs[node] is not partner:
-            first, second = (f"{node_name(each)} ({spelled(each)})" for each in (node, partner))
+            first, second = (f"{node_name(each)} ({key(each)})" for each in (node, partner))
             yield Difference("order", "~", both.place("nodes"), f"{first} is at the position of {second}")
             return
 

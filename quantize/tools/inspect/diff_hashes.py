@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from ....calibration.bodies import bodies_of, graphs_in
+from ....transforms.graph import key
 from .diff_weights import digest, whereabouts
-from .inspect import spelled
 
 GraphLike: TypeAlias = ir.Graph | ir.Function
 Hash: TypeAlias = bytes
@@ -71,7 +71,7 @@ class Hashes:
     def local(self, node: ir.Node) -> Hash:
         """Return a hash of what a node does with its computed inputs: operator, attributes and constants."""
         inputs = [self.tensor(v) if is_constant(v) else v is None for v in trimmed(node.inputs)]
-        return _hash(spelled(node), len(node.outputs), self._attributes(node), *inputs)
+        return _hash(key(node), len(node.outputs), self._attributes(node), *inputs)
 
     def _attributes(self, node: ir.Node) -> Hash:
         return _hash(*sorted((name, self.attribute(attr)) for name, attr in node.attributes.items()))

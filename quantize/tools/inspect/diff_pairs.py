@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ....transforms.graph import key
 from .diff_hashes import GraphLike, Hash, Hashes
-from .inspect import spelled
 
 Pairs: TypeAlias = dict[ir.Node, ir.Node]
 Key: TypeAlias = Callable[[ir.Node], Hash | str]
@@ -29,7 +29,7 @@ def pairs_by_name(one: GraphLike, other: GraphLike) -> Pairs:
             named = [theirs[name] for name in _names(node, by_node=by_node) if name in theirs]
             if node in found or not named or named[0] in taken:
                 continue
-            if not same_operator or spelled(node) == spelled(named[0]):
+            if not same_operator or key(node) == key(named[0]):
                 found[node] = named[0]
                 taken.add(named[0])
     return found
@@ -59,7 +59,7 @@ def changed_pairs(one: GraphLike, other: GraphLike, equal: Pairs, hashes: Hashes
     partners = set(equal.values())
     left = [node for node in _walk(one) if node not in equal]
     right = [node for node in _walk(other) if node not in partners]
-    keys = hashes.local, lambda node: f"{spelled(node)} {len(node.outputs)}"
+    keys = hashes.local, lambda node: f"{key(node)} {len(node.outputs)}"
     if (len(left), list(map(hashes.local, left))) <= (len(right), list(map(hashes.local, right))):
         return dict(_aligned(left, right, keys))
     return {node: partner for partner, node in _aligned(right, left, keys)}  # the result must not depend on the order

@@ -16,7 +16,7 @@ from .... import RequantError
 from ....calibration.bodies import bodies_of
 from ....calibration.sources import DataSource
 from ....system.given import or_default
-from ....transforms.graph import constant, every_node, node_name, producer_of
+from ....transforms.graph import constant, every_node, key, node_name, producer_of
 from ....transforms.tensors import external_tensors
 from ....transforms.verify import Port, signature
 from ...model.files import load_model
@@ -218,7 +218,7 @@ def _described(path: str | os.PathLike[str], model: ir.Model) -> Inspection:
         metadata=dict(model.metadata_props),
         inputs=tuple(port for port in called.inputs if port.name in needed),
         outputs=called.outputs,
-        operators=dict(Counter(map(spelled, every_node(model))).most_common()),
+        operators=dict(Counter(map(key, every_node(model))).most_common()),
         functions=tuple(".".join(filter(None, (f.domain, f.name))) for f in model.functions.values()),
         weights=count_weights(model),
         tensors={},
@@ -228,11 +228,6 @@ def _described(path: str | os.PathLike[str], model: ir.Model) -> Inspection:
         peak_bytes=None,
         nodes=(),
     )
-
-
-def spelled(node: ir.Node) -> str:
-    """Return the operator of a node, ``domain.Operator`` outside the standard domain."""
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def _facts(found: Shaped, graph: ir.Graph, inside: tuple[str, ...] = (), steps: int | None = 1) -> Iterator[NodeFacts]:
@@ -249,7 +244,7 @@ def _node_facts(node: ir.Node, inside: tuple[str, ...], steps: int | None) -> No
     once = node_macs(node)
     return NodeFacts(
         name=node_name(node),
-        op=spelled(node),
+        op=key(node),
         inside=inside,
         inputs=tuple(str(value.name) if value is not None else "" for value in node.inputs),
         outputs=tuple(str(value.name) for value in node.outputs),
