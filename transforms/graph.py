@@ -331,9 +331,9 @@ def stays_finite(tensor: ir.TensorProtocol, factor: float) -> bool:
         return abs(factor) <= 1 or bool(np.isfinite(tensor.numpy() * factor).all())
 
 
-def unread(node: ir.Node) -> bool:
-    """Whether nothing reads the outputs of `node`."""
-    return not any(value.uses() or value.is_graph_output() for value in node.outputs)
+def unread(node: ir.Node, first: int = 0) -> bool:
+    """Whether nothing reads the outputs of `node`, from that at place `first` on."""
+    return not any(value.uses() or value.is_graph_output() for value in node.outputs[first:])
 
 
 def remove_if_unread(node: ir.Node | None) -> bool:
@@ -387,6 +387,12 @@ def add_initializer(graph: ir.Graph, name: str, array: np.ndarray, dtype: ir.Dat
     value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def add_target(reshape: ir.Node, lengths: Sequence[int], taken: set[str]) -> ir.Value:
+    """Register the target of a Reshape, int64, as a new initializer that is named after the node."""
+    name = unused_name(taken, f"{node_name(reshape)}/target")
+    return add_initializer(graph_of(reshape), name, np.array(lengths, np.int64))
 
 
 def insert_before(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, code_graphs, constant, integers_of, producer_of, remove, replace
+from .graph import can_replace, code_graphs, constant, integers_of, producer_of, remove, replace, unread
 from .inference import Known
 from .patterns import pads
 from .registry import Change, transform
@@ -53,9 +53,8 @@ def remove_no_ops(model: ir.Model) -> Change:
 
 def _is_plain(node: ir.Node) -> bool:
     """Whether a node has a first input, only its first result is read, and no attribute refers to a function."""
-    others = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
     literal = not any(attribute.is_ref() for attribute in node.attributes.values())
-    return bool(node.inputs) and node.inputs[0] is not None and literal and not others
+    return bool(node.inputs) and node.inputs[0] is not None and literal and unread(node, 1)
 
 
 def _is_training(model: ir.Model, node: ir.Node) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from .graph import can_replace, code_graphs, constant, remove, replace
+from .graph import can_replace, code_graphs, constant, remove, replace, unread
 from .inference import stand_ins
 from .registry import Change, transform
 
@@ -53,7 +53,7 @@ def _why_not(model: ir.Model, node: ir.Node, types: Mapping[ir.Value, ir.Value],
         return "no-input"
     if 1 + sum(value is not None and constant(value) is None for value in node.inputs[1:]) > max_inputs:
         return "several-inputs"
-    if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+    if not unread(node, 1):
         return "other-output-used"
     if node.op_type == "Dropout" and is_training(model, node):
         return "training-mode"

@@ -9,7 +9,16 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, discard, graph_of, node_name, remove, replace_node, sole_reader, unused_name
+from .graph import (
+    add_target,
+    discard,
+    graph_of,
+    node_name,
+    remove,
+    replace_node,
+    sole_reader,
+    unused_name,
+)
 from .patterns.lengths import Named
 
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -41,7 +50,7 @@ def moved_before(node: ir.Node, before: Shape, after: Shape, taken: set[str]) ->
     places = np.cumsum([0, *(len(by_axis[axis]) for axis in range(len(before)))])
     lengths = [-1 if length is None else length for axis in range(len(before)) for length in by_axis[axis]]
     graph = graph_of(node)
-    target = add_initializer(graph, unused_name(taken, f"{node_name(node)}/target"), np.array(lengths, np.int64))
+    target = add_target(node, lengths, taken)
     moved = ir.node("Reshape", [turn.inputs[0], target], name=unused_name(taken, f"{node_name(node)}/before"))
     moved.outputs[0].name = unused_name(taken, f"{node_name(node)}/reshaped")
     perm = [int(places[axis]) + place for axis in order for place in range(len(by_axis[axis]))]

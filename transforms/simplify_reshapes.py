@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from .graph import (
-    add_initializer,
+    add_target,
     axes_of,
     can_replace,
     computing_nodes,
     discard,
-    graph_of,
     made_by,
     names,
     node_name,
@@ -21,7 +19,6 @@ from .graph import (
     replace,
     replace_node,
     sole_reader,
-    unused_name,
 )
 from .merge_transposes import merged
 from .patterns.attention import REPEATS
@@ -97,7 +94,7 @@ def _fix_target(node: ir.Node, lengths: Lengths, taken: set[str], change: Change
         return False
     numbers = lengths.without_rest(node.inputs[0], numbers)
     node.attributes.pop("allowzero", None)  # no number of the target was 0
-    node.replace_input_with(1, _target(node, numbers, taken))
+    node.replace_input_with(1, add_target(node, numbers, taken))
     remove_unread([target.producer()] if target is not None else [])
     change.applied += 1
     return True
@@ -116,15 +113,10 @@ def _fix_expand(node: ir.Node, lengths: Lengths, taken: set[str], change: Change
     numbers = [number or 1 for number in lengths.kept(x, given)]
     if min(numbers, default=1) < 1:
         return False
-    node.replace_input_with(1, _target(node, numbers, taken))
+    node.replace_input_with(1, add_target(node, numbers, taken))
     remove_unread([target.producer()] if target is not None else [])
     change.applied += 1
     return True
-
-
-def _target(node: ir.Node, numbers: list[int], taken: set[str]) -> ir.Value:
-    """Add a constant Reshape target, named after `node`."""
-    return add_initializer(graph_of(node), unused_name(taken, f"{node_name(node)}/target"), np.array(numbers, np.int64))
 
 
 def _merge_turns(node: ir.Node, change: Change) -> bool:
@@ -220,7 +212,7 @@ def _merge(node: ir.Node, lengths: Lengths, taken: set[str], change: Change) -> 
     if shape is None or numbers.count(-1) > 1:
         change.skip("shape-unknown")
         return False
-    one = ir.node("Reshape", [first.inputs[0], _target(node, numbers, taken)], name=node_name(node))
+    one = ir.node("Reshape", [first.inputs[0], add_target(node, numbers, taken)], name=node_name(node))
     others = (*node.inputs[1:], *first.inputs[1:])
     replace_node(node, one)
     remove(first)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from .graph import (
-    add_initializer,
+    add_target,
     discard,
-    graph_of,
     insert_before,
     is_standard,
     node_name,
@@ -16,7 +14,6 @@ from .graph import (
     remove,
     replace_node,
     sole_reader,
-    unused_name,
 )
 from .patterns.lengths import Lengths
 
@@ -61,7 +58,7 @@ def _split_first(node: ir.Node, target: list[int], taken: set[str]) -> bool:
     turn = producer_of(node.inputs[0])
     if turn is None or not _is_turn(turn, node) or sole_reader(turn.outputs[0]) is not node:
         return False
-    shape = _target(node, target, taken)
+    shape = add_target(node, target, taken)
     image = insert_before(node, taken, "Reshape", [turn.inputs[0], shape], stem=f"{node_name(node)}/image")
     others = node.inputs[1:]
     replace_node(node, ir.node("Transpose", [image], {"perm": CHANNELS_FIRST}, name=node_name(node)))
@@ -75,7 +72,7 @@ def _merge_last(node: ir.Node, target: list[int], taken: set[str]) -> bool:
     turn = sole_reader(node.outputs[0])
     if turn is None or not _is_turn(turn, node):
         return False
-    shape, stem = _target(node, target, taken), f"{node_name(node)}/image"
+    shape, stem = add_target(node, target, taken), f"{node_name(node)}/image"
     image = insert_before(turn, taken, "Transpose", [node.inputs[0]], {"perm": CHANNELS_LAST}, stem=stem)
     others = node.inputs[1:]
     replace_node(turn, ir.node("Reshape", [image, shape], name=node_name(turn)))
@@ -88,8 +85,3 @@ def _is_turn(turn: ir.Node, node: ir.Node) -> bool:
     """Whether a node is a Transpose that exchanges channels and pixels, in the graph of another node."""
     is_transpose = is_standard(turn, "Transpose") and turn.graph is node.graph
     return is_transpose and tuple(turn.attributes.get_ints("perm", ())) == COLUMNS
-
-
-def _target(node: ir.Node, target: list[int], taken: set[str]) -> ir.Value:
-    """Add the constant target of a Reshape."""
-    return add_initializer(graph_of(node), unused_name(taken, f"{node_name(node)}/target"), np.array(target, np.int64))

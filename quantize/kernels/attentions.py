@@ -15,7 +15,7 @@ from ...transforms.patterns.attention import HEADS, HEADS_FIRST, ROWS_FIRST, Fou
 from ...transforms.patterns.cached_attention import cached
 from .attention_inputs import PlainInputs
 from .caches import cached_call
-from .call import Call, Tensors
+from .call import Call, Tensors, attributes_of
 from .common_rows import Part, join_products
 from .heads import Heads, fewer_heads, heads_of
 from .wrap import put_calls
@@ -201,7 +201,7 @@ def _of_heads(call: Call, found: FoundAttention, heads: Sequence[Heads]) -> Call
         "step": [q.step, k.step, v.step],
         "columns": [q.columns, v.columns],
     }
-    attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
+    attributes = attributes_of(values)
     moves = (node for each in heads for node in each.nodes)  # each tensor's in order; tensors may have some in common
     return replace(
         call,

@@ -13,7 +13,7 @@ from ...transforms.int8.plan import Unit
 from ...transforms.patterns.attention import CACHES, GROUP_QUERY
 from ...transforms.patterns.cached_attention import CACHED, INTEGERS, TENSORS, CachedAttention, find_cached
 from ...transforms.quantize_caches import find_bytes, find_floats
-from .call import Call, Results, Tensors
+from .call import Call, Results, Tensors, attributes_of
 from .wrap import put_calls
 
 WITH_BYTES, PASTS = "QuantizedCacheAttention", ("past_key", "past_value")
@@ -66,7 +66,7 @@ def cached_call(name: str, found: CachedAttention, body: Sequence[ir.Node]) -> C
         TENSORS,
         [*inputs.values()],
         body,
-        {each.name: each for each in ir.convenience.convert_attributes(values)},
+        attributes_of(values),
         tensors=Tensors(places, dtype=ir.DataType.FLOAT),
         results=Results(CACHES),
     )

@@ -12,6 +12,11 @@ from ...transforms.graph import Shape
 from .chains import Chain
 
 
+def attributes_of(values: Mapping[str, int | float | Sequence[int]]) -> dict[str, ir.Attr]:
+    """Return the attributes of a node by name, from their values."""
+    return {each.name: each for each in ir.convenience.convert_attributes(values)}
+
+
 @dataclass(frozen=True, eq=False)
 class Anchor:
     """The node of a body that has the attributes of the call.

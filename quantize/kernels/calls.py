@@ -29,7 +29,7 @@ from ...transforms.patterns.conv_transposes import has_whole_strides
 from ...transforms.patterns.elementwise import CHANNELWISE, ELEMENTWISE, Place, clip_bounds
 from ...transforms.patterns.group_norms import OPERATORS, group_norm_of
 from ...transforms.patterns.resizes import NEAREST, POSITIONS, find_resizing
-from .call import Anchor, Call, Tensors
+from .call import Anchor, Call, Tensors, attributes_of
 from .chains import INTEGER, Chain, chain_of, is_uint8
 
 IMAGE = 4  # axes of a tensor with a layout
@@ -145,7 +145,7 @@ def _operands(node: ir.Node) -> list[ir.Value | None]:
 def _attributes(node: ir.Node, defaults: Mapping[str, list[int]], **more: int | list[int]) -> dict[str, ir.Attr]:
     """Return attributes of a node, with the defaults of those that it does not have, and more attributes."""
     values = {name: list(node.attributes.get_ints(name, default)) for name, default in defaults.items()}
-    return {attribute.name: attribute for attribute in ir.convenience.convert_attributes({**values, **more})}
+    return attributes_of({**values, **more})
 
 
 def _are_constants(values: Iterable[ir.Value | None]) -> bool:
@@ -312,7 +312,7 @@ def _shuffled(site: Site) -> Call | None:
         return None
     depth_first = anchor.attributes.get_string("mode", "DCR") == "DCR"
     values = {"blocksize": anchor.attributes.get_int("blocksize", 1), "depth_first": int(depth_first)}
-    attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
+    attributes = attributes_of(values)
     return Call("DepthToSpace", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, site.quantize], attributes)
 
 
@@ -336,7 +336,7 @@ def _resized(site: Site) -> Call | None:
     scales = dict(zip(("scale_down", "scale_across"), found.scales, strict=False))
     way = {"positions": POSITIONS.index(found.positions), "nearest": NEAREST.index(found.nearest)}
     values: dict[str, int | float] = {**way, **lengths, **scales}
-    attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
+    attributes = attributes_of(values)
     return Call("Resize", str(anchor.name), REQUANTIZED, inputs, [pair, anchor, site.quantize], attributes)
 
 

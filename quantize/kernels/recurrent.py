@@ -12,7 +12,7 @@ from ...transforms.int8.existing import insert_product, zero_point_of
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.recurrent import BACKWARD, STATES
-from .call import FLOATS, Call, Results
+from .call import FLOATS, Call, Results, attributes_of
 from .wrap import put_calls
 
 INPUTS = ("x", "w", "w_scale", "w_zero_point", "r", "r_scale", "r_zero_point", "B", "lengths", "start", "cell")
@@ -85,7 +85,7 @@ def _call(node: ir.Node, taken: set[str]) -> Call | None:
     }
     if node.op_type == "GRU":
         values["linear_before_reset"] = node.attributes.get_int("linear_before_reset", 0)
-    attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
+    attributes = attributes_of(values)
     inputs = [given[0], *weights, *given[3:]]
     return Call(
         OPS[node.op_type].native,

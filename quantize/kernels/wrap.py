@@ -28,7 +28,7 @@ from ...transforms.graph import (
 from ...transforms.graph import replace as replace_value
 from ...transforms.int8.plan import Unit
 from .bent_lines import bent_lines_of
-from .call import Call, Results, Tensors
+from .call import Call, Results, Tensors, attributes_of
 from .calls import BIAS, CONVOLUTION, LINES, PAIR, RESIDUAL, WEIGHTS, Surroundings, X, Y, call_of
 from .chains import copied, table_of
 from .curves import SEGMENTS, curve_of
@@ -319,7 +319,7 @@ def _with_table(model: ir.Model, call: Call) -> Call:
     if lines is None:
         return replace(call, values={"table": table_of(model, chain)})
     integers = {"bend": lines.bend, "least": lines.least, "most": lines.most}
-    attributes = {each.name: each for each in ir.convenience.convert_attributes(integers)}
+    attributes = attributes_of(integers)
     return replace(call, operator="Lines", names=LINES, values={"lines": lines.lines}, attributes=attributes)
 
 

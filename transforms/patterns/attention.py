@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ..graph import MS, constant, integers_of, is_standard, key, one_number, sole_reader
+from ..graph import MS, constant, integers_of, is_standard, key, one_number, sole_reader, unread
 
 GROUP_QUERY = f"{MS}.GroupQueryAttention"
 HEADS = (0, 2, 1, 3)
@@ -334,7 +334,7 @@ def _standard(node: ir.Node) -> FoundAttention | str:
         HALF: past is None,
         UNREAD: bool(past) and len(node.outputs) < CACHES,
         "lengths of items": any(value is not None for value in others),
-        MORE_RESULTS: has_more_results(node, CACHES if past else 1),
+        MORE_RESULTS: not unread(node, CACHES if past else 1),
         unknown(node, STANDARD): bool(unknown(node, STANDARD)),
         "softcap below 0": cap < 0,
         "softmax in half precision": node.attributes.get_int("softmax_precision", PRECISE[0]) not in PRECISE,
@@ -359,7 +359,7 @@ def _multi_head(node: ir.Node) -> FoundAttention | str:
         HALF: past is None,
         UNREAD: bool(past) and len(node.outputs) < CACHES,
         "caches in one memory": any(value is not None for value in others),
-        MORE_RESULTS: has_more_results(node, CACHES if past else 1),
+        MORE_RESULTS: not unread(node, CACHES if past else 1),
         unknown(node, MULTI_HEAD): bool(unknown(node, MULTI_HEAD)),
         # with more keys than queries it is unclear which of them a query sees
         "order of keys": causal and not past,
@@ -391,11 +391,6 @@ def padded(node: ir.Node, count: int) -> list[ir.Value | None]:
 def unknown(node: ir.Node, known: Collection[str]) -> str:
     """Return the name of an attribute of a node that is not known; empty if all are."""
     return min({*node.attributes}.difference(known), default="")
-
-
-def has_more_results(node: ir.Node, count: int = 1) -> bool:
-    """Return whether anything reads a result of a node beside the first `count`."""
-    return any(value.uses() or value.is_graph_output() for value in node.outputs[count:])
 
 
 def are_factors(*values: ir.Value | None) -> bool:

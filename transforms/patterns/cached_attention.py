@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graph import key
-from .attention import CACHES, GROUP_QUERY, UNREAD, FoundAttention, are_factors, has_more_results, padded, unknown
+from ..graph import key, unread
+from .attention import CACHES, GROUP_QUERY, UNREAD, FoundAttention, are_factors, padded, unknown
 
 KNOWN = frozenset(
     "causal do_rotary kv_num_heads local_window_size num_heads rotary_interleaved scale smooth_softmax softcap".split()
@@ -150,7 +150,7 @@ def _missing(node: ir.Node) -> str:
         "attention that is not causal": integers("causal", 1) != 1,
         "scale that is not above 0": reals("scale", 0) < 0,
         UNREAD: len(node.outputs) < CACHES,
-        "scores as a result": has_more_results(node, CACHES),
+        "scores as a result": not unread(node, CACHES),
         "factors that are constant or equal": not are_factors(q, *(() if k is None else (k, v))),
     }
     return next((name for name, asked in lacks.items() if asked), "")
