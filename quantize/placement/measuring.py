@@ -149,7 +149,7 @@ def measure_units(bench: Bench, known: Measured, tell: Callable[[int], None] = n
             continue
         (spent,), known = profile(bench, known, [bench.write(plan).source])
         known = _with_costs(known, spent, {unit.name: plan.impl(unit) for unit in plan.units})
-        if impl is Impl.U8_NATIVE and space.joins:
+        if impl is Impl.U8_NATIVE and space.absorbers:
             (spent,), known = profile(bench, known, [bench.write(plan, purpose="deliver").source])
             known = _with_joined(known, spent)
     return known
@@ -211,7 +211,7 @@ def _with_joined(known: Measured, spent: Spent | None) -> Measured:
         return known
     prices, took = known.prices, spent.units
     keys, times = prices.space.keys, []
-    for name, convolution in prices.space.joins.items():
+    for name, convolution in prices.space.absorbers.items():
         alone = measured(prices, convolution.name, Impl.U8_NATIVE)
         if alone is not None and name in keys and name not in took and convolution.name in took:
             times.append((keys[name], Impl.U8_NATIVE, max(took[convolution.name] - alone, 0.0)))

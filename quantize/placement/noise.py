@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ...transforms.graph import constant
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Choice, Impl, Plan, Unit
-from .joins import unrounded
+from .absorbers import unrounded
 
 ACTIVATION = 12 * 255.0**2 / 36  # a uniform error of 1/255 of a range of six standard deviations
 
@@ -28,7 +28,7 @@ class Noises:
         forms: By form of matrix products from float to float, the noise of each input tensor.
         moved: By result of an operator that only moves values, its input: they have the same noise.
         joined: By result of a Concat, its inputs, if they all have its scale: they are rounded, and the Concat copies.
-        joins: The convolution that may absorb each function or sum, by the name of the latter; see `joins_of`.
+        absorbers: The convolution that may absorb each function or sum, by the name of the latter; see `absorbers_of`.
         readers: How many products read a tensor; they share its noise.
         weights: By unit, the noise of its weights in int8. Weights in blocks have scales enough to add none.
     """
@@ -37,7 +37,7 @@ class Noises:
     forms: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    joins: Mapping[str, Unit] = field(default_factory=dict)
+    absorbers: Mapping[str, Unit] = field(default_factory=dict)
     readers: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
 
@@ -47,7 +47,7 @@ class Noises:
         plan: Plan,
         tensors: Mapping[str, float],
         forms: Mapping[Impl, Mapping[str, float]],
-        joins: Mapping[str, Unit],
+        absorbers: Mapping[str, Unit],
         weights: Mapping[str, float],
     ) -> Noises:
         """Return the noises of a model, of which any plan has the units."""
@@ -55,7 +55,7 @@ class Noises:
         moved = {output: unit.inputs[0] for unit in moving if unit.inputs for output in unit.outputs}
         products = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "compute"]
         readers = Counter(unit.inputs[0] for unit in products if unit.inputs)
-        return cls(tensors, forms, moved, _joined(plan), joins, readers, weights)
+        return cls(tensors, forms, moved, _joined(plan), absorbers, readers, weights)
 
     @property
     def total(self) -> float:
@@ -69,7 +69,7 @@ class Noises:
     @cached_property
     def _between(self) -> frozenset[str]:
         """The tensors between a convolution and what it may absorb."""
-        return frozenset(each.outputs[0] for each in self.joins.values())
+        return frozenset(each.outputs[0] for each in self.absorbers.values())
 
     @cached_property
     def _rounded_elsewhere(self) -> frozenset[str]:
@@ -97,8 +97,8 @@ class Noises:
         if impl.writes_u8:
             written = (each for each in unit.outputs if each not in self._rounded_elsewhere)
             found += math.fsum(map(self.of_tensor, written))
-        if impl.reads_u8 and impl is not Impl.U8_NATIVE and unit.name in self.joins:
-            found += self.of_tensor(self.joins[unit.name].outputs[0])
+        if impl.reads_u8 and impl is not Impl.U8_NATIVE and unit.name in self.absorbers:
+            found += self.of_tensor(self.absorbers[unit.name].outputs[0])
         return found
 
     def of_weights(self, unit: Unit, impl: Impl) -> float:
@@ -120,7 +120,7 @@ class Noises:
 
     def of_plan(self, plan: Plan) -> float:
         """Return the noise of a plan: of tensors that it rounds, of weights, and of products from float to float."""
-        roots = set(plan.observed) - unrounded(plan, self.joins)
+        roots = set(plan.observed) - unrounded(plan, self.absorbers)
         rounded = {part for root in roots for part in self._rounded(plan, root)}
         chosen = [(unit, plan.impl(unit)) for unit in plan.units]
         products = (self.of_unit(*each) if each[1] in self.forms else self.of_weights(*each) for each in chosen)

@@ -57,7 +57,7 @@ def common_plan(every: Sequence[Prices], factor: float = 1.0) -> Plan:
     chosen, space = cheapest(problem), every[0].space
     free = (unit for unit in space.rules.units if unit.name in space.keys)
     plan = space.rules.with_choices({unit.name: _choice(every, unit, chosen[unit.name], factor) for unit in free})
-    return without_idle(_with_joins(every, plan))
+    return without_idle(_with_absorbers(every, plan))
 
 
 def _problem(prices: Prices, factor: float) -> Problem:
@@ -145,17 +145,17 @@ def tuned_plan(prices: Prices, plan: Plan) -> Plan | None:
         best = min(costs, key=costs.__getitem__)
         if best is not Impl.U8:
             faster[unit.name] = Choice(best)
-    return _with_joins([prices], plan.with_choices(faster)) if faster else None
+    return _with_absorbers([prices], plan.with_choices(faster)) if faster else None
 
 
-def _with_joins(every: Sequence[Prices], plan: Plan) -> Plan:
+def _with_absorbers(every: Sequence[Prices], plan: Plan) -> Plan:
     """Return a plan with native convolutions before native functions and sums, where that costs no more.
 
     All native convolutions get the fastest body.
     """
     choices = {}
     for unit in plan.units:
-        first = every[0].space.joins.get(unit.name)
+        first = every[0].space.absorbers.get(unit.name)
         if first is None or plan.impl(unit) is not Impl.U8_NATIVE or not plan.impl(first).writes_u8:
             continue
         native = math.fsum(unit_cost(each, both, Impl.U8_NATIVE) for each in every for both in (first, unit))

@@ -12,11 +12,11 @@ from ...transforms.int8.plan import Impl, Plan, Unit
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..options.efforts import EFFORTS
+from .absorbers import absorbers_of
 from .costs import Costs, signature
 from .estimates import IMAGE, conversion, estimate
 from .facts import Facts
 from .followers import followers_of
-from .joins import joins_of
 from .layouts import LayoutCosts
 from .noise import Noises, noise
 from .rules import able
@@ -38,7 +38,7 @@ class Space:
         shapes: Shapes by tensor, as far as the model and the feed determine them.
         keys: The signature of each unit with several implementations.
         outputs: The outputs of the model.
-        joins: The convolution that may absorb each function or sum; see `joins_of`.
+        absorbers: The convolution that may absorb each function or sum; see `absorbers_of`.
         followers: The product behind which each follower runs, where the runtime has one kernel for both; see
             `followers_of`. The cost of the product includes the follower.
     """
@@ -49,7 +49,7 @@ class Space:
     shapes: Mapping[str, Shape]
     keys: Mapping[str, str]
     outputs: frozenset[str]
-    joins: Mapping[str, Unit] = field(default_factory=dict)
+    absorbers: Mapping[str, Unit] = field(default_factory=dict)
     followers: Mapping[str, Unit] = field(default_factory=dict)
 
     @classmethod
@@ -64,7 +64,7 @@ class Space:
         free = (unit for unit in rules.units if len(forms[unit.name]) > 1)
         keys = {unit.name: signature(unit, facts.nodes, shapes, behind[unit.name]) for unit in free}
         outputs = frozenset(str(v.name) for v in job.simple.graph.outputs)
-        return cls(facts, rules, forms, shapes, keys, outputs, joins_of(facts, rules, forms), followers)
+        return cls(facts, rules, forms, shapes, keys, outputs, absorbers_of(facts, rules, forms), followers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,8 @@ class Prices:
         """
         sizes = {name: math.prod(shape) for name, shape in space.shapes.items()}
         forms = {form: known for form, known in space.facts.noise_of.items() if known}
-        return cls(space, costs, sizes, Noises.of(space.rules, noise, forms, space.joins, space.facts.noise_of_weights))
+        noises = Noises.of(space.rules, noise, forms, space.absorbers, space.facts.noise_of_weights)
+        return cls(space, costs, sizes, noises)
 
 
 def usual_share(job: Job, noise: float) -> float:

@@ -12,7 +12,7 @@ from ...transforms.int8.plan import Plan
 from ..accuracy.outputs import Accuracy
 from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS
-from ..placement.joins import joins_of
+from ..placement.absorbers import absorbers_of
 from ..placement.noise import Noises
 from ..placement.priced_plans import PricedPlans, plans_by_price
 from ..placement.rules import able, stock_plan
@@ -59,8 +59,8 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     job.progress(STAGE, 0, ROUNDS)  # planning may take seconds
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plans = plans_by_price(job, facts, rules, write, evidence.noise)
-    joins = joins_of(facts, rules, able(facts, rules))
-    noise = Noises.of(rules, evidence.noise, evidence.noise_of, joins, evidence.noise_of_weights).of_plan
+    absorbers = absorbers_of(facts, rules, able(facts, rules))
+    noise = Noises.of(rules, evidence.noise, evidence.noise_of, absorbers, evidence.noise_of_weights).of_plan
     made = partial(_made, job, ranges, write, trial, evidence)
     best = _fastest_kept(job, plans, noise, made, trial)
     if best is None:

@@ -131,7 +131,7 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
         "promised": lambda job, accuracy: Promised(accuracy, most),
         "plan_by_rules": lambda *_: (None, None, lambda plan: plan),
         "plans_by_price": lambda *_: plans,
-        "joins_of": lambda *_: {},
+        "absorbers_of": lambda *_: {},
         "able": lambda *_: {},
         "_made": made,
         "measure_accuracy": measured,

@@ -12,9 +12,9 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from requant.quantize.placement.absorbers import absorbers_of, unrounded
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
-from requant.quantize.placement.joins import joins_of, unrounded
 from requant.quantize.placement.plans_by_cost import _choice, cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, noise_cost, plan_noise_cost
 from requant.quantize.placement.rules import able, all_int8_plan, choose_by, native_plan
@@ -56,7 +56,7 @@ def named(group: int = 1, **known: Any) -> dict[str, str]:
     made, found = facts(group)
     given = replace(found, **known)
     rules = choose_by(given, made)
-    return {name: unit.name for name, unit in joins_of(given, rules, able(given, rules)).items()}
+    return {name: unit.name for name, unit in absorbers_of(given, rules, able(given, rules)).items()}
 
 
 def test_functions_and_sums_are_absorbed_by_the_convolution_that_they_alone_read() -> None:
@@ -78,7 +78,7 @@ def prices(costs: Mapping[str, Mapping[Impl, float]], noise_price: float = 0.0) 
     forms = able(given, rules)
     keys = {u.name: signature(u, given.nodes, SHAPES) for u in rules.units if len(forms[u.name]) > 1}
     rows = {keys[name]: {impl.value: us for impl, us in row.items()} for name, row in costs.items()}
-    space = Space(given, rules, forms, SHAPES, keys, frozenset({"y"}), joins_of(given, rules, forms))
+    space = Space(given, rules, forms, SHAPES, keys, frozenset({"y"}), absorbers_of(given, rules, forms))
     found = Prices.of(space, Costs(Machine("1", "a cpu", 1), rows), dict.fromkeys(SHAPES, 0.01))
     return replace(found, noise_price=noise_price)
 
@@ -143,8 +143,8 @@ def test_nothing_is_rounded_between_a_convolution_and_what_it_absorbs() -> None:
     space = known.space
     wide = all_int8_plan(space.facts, space.rules)
     native = native_plan(space.facts, wide)
-    assert unrounded(wide, space.joins) == set()
-    assert unrounded(native, space.joins) == {"a", "c"}
+    assert unrounded(wide, space.absorbers) == set()
+    assert unrounded(native, space.absorbers) == {"a", "c"}
     (gate,) = (unit for unit in wide.units if unit.name == "gate")
     rounding = noise_cost(known, gate, Impl.U8) - noise_cost(known, gate, Impl.U8_NATIVE)
     assert rounding == pytest.approx(0.01)  # of a; both round b

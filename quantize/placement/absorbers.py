@@ -13,7 +13,7 @@ from .obstacles import FUNCTIONS
 SUM, CONVOLUTION = "Add", "Conv"
 
 
-def joins_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]) -> dict[str, Unit]:
+def absorbers_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]) -> dict[str, Unit]:
     """Return the convolution that may absorb each function or sum, by the name of the latter.
 
     It is the last one whose result the unit alone reads, if both have a native form. There is none if native operators
@@ -29,7 +29,7 @@ def joins_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]) ->
     native = [unit for unit in plan.units if Impl.U8_NATIVE in forms[unit.name]]
     readers = Counter(tensor for unit in plan.units for tensor in {*unit.inputs})
     before: dict[str, tuple[int, Unit]] = {}  # place and convolution, by the tensor that a single unit reads
-    joins: dict[str, Unit] = {}
+    absorbers: dict[str, Unit] = {}
     for place, unit in enumerate(native):
         if unit.op == CONVOLUTION and readers[unit.outputs[0]] == 1:
             before[unit.outputs[0]] = place, unit
@@ -38,14 +38,14 @@ def joins_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]) ->
         found = [before[tensor] for tensor in unit.inputs if tensor in before]
         fit = [each for each in found if unit.op != SUM or not _is_depthwise(facts, each[1])]
         if fit:
-            joins[unit.name] = max(fit)[1]
-    return joins
+            absorbers[unit.name] = max(fit)[1]
+    return absorbers
 
 
-def unrounded(plan: Plan, joins: Mapping[str, Unit]) -> set[str]:
+def unrounded(plan: Plan, absorbers: Mapping[str, Unit]) -> set[str]:
     """Return the tensors between native convolutions and what they absorb in a plan."""
-    absorbed = (joins[unit.name] for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE and unit.name in joins)
-    return {unit.outputs[0] for unit in absorbed if plan.impl(unit) is Impl.U8_NATIVE}
+    native = {unit.name for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE}
+    return {first.outputs[0] for name, first in absorbers.items() if {name, first.name} <= native}
 
 
 def _is_depthwise(facts: Facts, unit: Unit) -> bool:
