@@ -8,11 +8,11 @@ import onnx_ir as ir
 
 from ...transforms.graph import constant
 from ...transforms.int8.ops import only_moves, row_of
-from ...transforms.patterns.elementwise import bounds_of
+from ...transforms.patterns.elementwise import ELEMENTWISE, bounds_of
 
 NOT_AT_ZERO = {"Div": 1, "Log": 0, "Reciprocal": 0}
 """By operator that is infinite where an input is 0, the index of this input; a Pow with a negative exponent is one."""
-ZERO_AT_ZERO = frozenset("Abs Add Clip Concat Div LeakyRelu Max Min Mul Neg Pow Relu Sqrt Sub Where".split())
+ZERO_AT_ZERO = ELEMENTWISE - {"Exp", "HardSigmoid", "Sigmoid", "Softplus"} | {"Concat", "PRelu", "Where"}
 """Operators whose result may be 0, or a small constant, because an input is; operators that move values are others."""
 SMALL = 1e-3
 """A smaller constant does not protect a divisor: a value above it that is rounded to 0 gives a far too large result."""

@@ -32,6 +32,8 @@ DIVIDED = {
     "far from 0": ("s = Sigmoid(x) d = Add(s, one) b = Div(a, d)", "d"),
     "bound far from 0": ("s = Sigmoid(x) d = Clip(s, one) b = Div(a, d)", "d"),
     "sum of two": ("s = Sigmoid(x) t = Tanh(x) d = Add(s, t) b = Div(a, d)", "d"),
+    "functions that are 0 at 0": ("t = Tanh(a) e = Erf(t) f = Softsign(e) b = Div(a, f)", "a t e f"),
+    "function that is not": ("t = Softplus(a) b = Div(a, t)", "t"),
     "layer norm": (
         """m = ReduceMean<axes = [1]>(a) f = Sub(a, m) q = Pow(f, two) v = ReduceMean<axes = [1]>(q)
         u = Add(v, eps) r = Sqrt(u) b = Div(f, r)""",

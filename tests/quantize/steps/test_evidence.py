@@ -42,7 +42,7 @@ LOGARITHM = TEXT.replace("[last] y =", "[last] c =").replace(
       [least] l = Constant<value_float = 0.000001>()
       [square] d = Mul(c, c)
       [positive] e = Max(d, l)
-      [bounded] f = Softsign(e)
+      [bounded] f = Asinh(e)
       [logarithm] y = Log(f)
     }""",
 )
