@@ -23,13 +23,14 @@ from msgspec import UNSET, UnsetType
 from .. import RequantError
 from ..system.given import check_kind, check_path, or_default
 from ..system.notes import note_written
+from ..system.numbers import FLOAT_MAX
 from ..system.regular import check_replaceable, reason_of
 from ..system.scratch import scratch_file
 from .decoding import LARGE_FILE, Count, Finite, Positive, convert_rows, load_document
 from .histogram import Histogram
 from .observations import Observations
 from .overrides import Overrides, overrides_from_json
-from .precision import FLOAT_MAX, Precision
+from .precision import Precision
 from .ranges import Range, Rule, parse_rule
 from .records import observations_from_json, observations_to_json
 

@@ -1,7 +1,6 @@
 """Read and write the text log of minima and maxima, as ranges of a float model's tensors.
 
-A record is ``;TENSOR__print__;__requant_min_max:[lo][hi]``, or two separate records with ``__min:[lo]`` and
-``__max:[hi]``; see docs/flow.md. All records of a tensor give one range: the smallest minimum and the largest maximum.
+All records of a tensor give one range: the smallest minimum and the largest maximum. See docs/flow.md.
 """
 
 from __future__ import annotations
@@ -14,24 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .. import RequantError
+from ..system.records import MARK, MAX, MIN, MIN_MAX, count_torn, read_text, records
 from ..system.regular import read_file
 from .histogram import Statistic
 from .overrides import check_tensors
-from .precision import FLOAT_MAX
 from .ranges import Range
 
-KINDS = {"__requant_min_max:": 2, "__min:": 1, "__max:": 1}
-"""The kinds of records, with the number of values of each."""
-# Two threads can write on one line: a record starts at each ``;<name>__print__;``.
-RECORD = re.compile(r";(?P<name>[^;\n]+?)__print__;(?P<kind>__\w+:)(?P<values>(?:\[[^\]\[;\n]*\])*)")
-BEGUN = "|".join(re.escape(kind[:end]) for kind in KINDS for end in range(len(kind)))
-TORN = re.compile(
-    rf";[^;\n]+__print__(?:;(?:{BEGUN}))?[ \t\r]*$|__(?:requant_min_max|min|max):[^\n]*|^;[^;\n\[]+\Z", re.MULTILINE
-)
-"""A record that was cut in its kind, lost its beginning, or was cut in its name at the end of the log."""
-MOST = 2**30
-"""The most bytes of a log that are read: ten million records."""
-UNFIT = re.compile(r"[;\n\r]|__print__")
+UNFIT = re.compile(rf"[;\n\r]|{MARK}")
 """Characters and text that a name in a log cannot contain."""
 
 
@@ -66,21 +54,15 @@ def load_log(path: str | os.PathLike[str]) -> Log:
         RequantError: The file cannot be read, contains no range, or has only minima or only maxima of a tensor.
     """
     source = os.fspath(path)
-    text = read_file(path, most=MOST).decode(errors="replace")
+    text = read_text(path)
     lows: dict[str, float] = {}
     highs: dict[str, float] = {}
-    rejected = len(TORN.findall(RECORD.sub("\n", text)))
-    for match in RECORD.finditer(text):
-        name, kind = match["name"], match["kind"]
-        if kind not in KINDS:
-            continue
-        values = _floats(match["values"])
-        if len(values) != KINDS[kind] or values != sorted(values):
-            rejected += 1
-            continue
-        if kind != "__max:":
+    rejected = count_torn(text)
+    for name, kind, values in records(text):
+        rejected += not values
+        if values and kind != MAX:
             lows[name] = min(lows.get(name, math.inf), values[0])
-        if kind != "__min:":
+        if values and kind != MIN:
             highs[name] = max(highs.get(name, -math.inf), values[-1])
     for name in sorted(lows.keys() ^ highs.keys()):
         raise RequantError(f"{source}: tensor {name!r} has only {'minima' if name in lows else 'maxima'}")
@@ -89,9 +71,7 @@ def load_log(path: str | os.PathLike[str]) -> Log:
             raise RequantError(f"{source}: tensor {name!r} has minima above its maxima")
     if not lows:
         unreadable = f" (unreadable records: {rejected})" if rejected else ""
-        raise RequantError(
-            f"{source}: no range in this log: no line ;TENSOR__print__;__requant_min_max:[lo][hi]{unreadable}"
-        )
+        raise RequantError(f"{source}: no range in this log: no line ;TENSOR{MARK};{MIN_MAX}[lo][hi]{unreadable}")
     return Log(source, {name: (lo, highs[name]) for name, lo in lows.items()}, rejected)
 
 
@@ -105,7 +85,7 @@ def log_text(statistics: Mapping[str, Statistic]) -> str:
     """
     check_names(statistics)
     return "".join(
-        f";{name}__print__;__requant_min_max:[{float(seen.lo)!r}][{float(seen.hi)!r}]\n"
+        f";{name}{MARK};{MIN_MAX}[{float(seen.lo)!r}][{float(seen.hi)!r}]\n"
         for name, seen in sorted(statistics.items())
     )
 
@@ -128,12 +108,3 @@ def is_log(path: str | os.PathLike[str]) -> bool:
         RequantError: The file cannot be read.
     """
     return read_file(path, most=64, whole=False).removeprefix(BOM_UTF8).lstrip()[:1] != b"{"
-
-
-def _floats(text: str) -> list[float]:
-    """Return the numbers in ``[a][b]``, with 0.0 for -0.0; an empty list if one is not a finite float32."""
-    try:
-        values = [float(part) + 0.0 for part in text[1:-1].split("][")]
-    except ValueError:
-        return []
-    return values if all(abs(value) <= FLOAT_MAX for value in values) else []

@@ -8,9 +8,9 @@ import numpy as np
 
 from .. import RequantError
 from ..system.given import normalise_fields
+from ..system.numbers import FLOAT_MAX
 from .session import Array
 
-FLOAT_MAX = float(np.finfo(np.float32).max)
 """The largest float32."""
 TINY = np.finfo(np.float32).tiny
 """The smallest normal float32: the smallest scale that float32 can divide by. Below it, the scale is 1."""

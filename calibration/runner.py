@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from .. import RequantError
 from ..system.given import check_function, check_kind, names_of, or_default, whole
+from ..system.records import MARK
 from ..system.values import decode_json
 from .checkpoint import Checkpoint
 from .decoding import convert
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[int, int | None], None]
 """Called after each piece of work: the number of finished samples, and the total number or None if unknown."""
-
-LOG_MARK = "__print__"
-"""A part of every name of a logged output, unless the metadata lists the output. The name begins the line."""
-
 
 MOST_AXES = 64
 """More than any tensor has."""
@@ -194,7 +191,7 @@ def run_logged(
     """
     session = open_session(model, threads=threads)
     first_n, summarize = (_limits(session, key) for key in ("requant.log_first_n", "requant.log_summarize"))
-    names = [output.name for output in session.get_outputs() if LOG_MARK in output.name or output.name in first_n]
+    names = [output.name for output in session.get_outputs() if MARK in output.name or output.name in first_n]
     if not names:
         raise RequantError(f"{describe(model)}: has no logged outputs; apply the transform insert_logging first")
     hidden = next((name for name in names if not name.isprintable()), None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+FLOAT_MAX = (2 - 2**-23) * 2.0**127
+"""The largest finite number of float32."""
 DIGITS = 18
 """The most digits of a number: it fits into int64. Python refuses to read more than 4300 digits."""
 

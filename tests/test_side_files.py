@@ -42,8 +42,9 @@ from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity import cache
 from requant.quantize.steps import search
 from requant.quantize.steps.emit import plan_by_rules
+from requant.system.records import MIN_MAX
 from requant.transforms import run
-from requant.transforms.min_max_log import REQUANT_MIN_MAX, read_log
+from requant.transforms.min_max_log import read_log
 
 CASES = 40
 """Damaged files of each kind."""
@@ -139,7 +140,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         "mine.toml": load_overrides,
         "mine.json": load_overrides,
         "requant.toml": _use_project,
-        "min_max.log": lambda path: (is_log(path), load_log(path), read_log(path, REQUANT_MIN_MAX)),
+        "min_max.log": lambda path: (is_log(path), load_log(path), read_log(path, MIN_MAX)),
         "trials.jsonl": lambda path: list(cache._read(path)),
         "compiled": lambda path: compiled_for("m", {KEY: path.read_text(errors="surrogateescape")}),
     }

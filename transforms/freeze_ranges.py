@@ -9,10 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import near
+from ..system.records import MAX, MIN, MIN_MAX
 from .functions import DOMAIN
 from .graph import add_initializer, constant, names, node_name, remove, unused_name
 from .int8.qparams import Array
-from .min_max_log import MAX, MIN, REQUANT_MIN_MAX, Log, high_percentile, low_percentile, read_log
+from .min_max_log import Log, high_percentile, low_percentile, read_log
 from .registry import Change, TransformError, transform
 
 Summary = Callable[[list[float], float], float]
@@ -58,7 +59,7 @@ def freeze_requantization_ranges(
         TransformError: The log has no such record, a record names no RequantizationRange of the graph, or a percentile
             is outside 0..100.
     """
-    log = read_log(min_max_log_file, REQUANT_MIN_MAX)
+    log = read_log(min_max_log_file, MIN_MAX)
     columns = [
         _Column(0, "frozen_min", low_percentile, min_percentile),
         _Column(1, "frozen_max", high_percentile, max_percentile),

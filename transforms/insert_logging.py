@@ -7,11 +7,11 @@ import json
 import numpy as np
 import onnx_ir as ir
 
+from ..system.records import MARK
 from ..system.values import decode_json
 from .graph import add_initializer, names, node_name, unused_name
 from .registry import Change, TransformError, transform
 
-MARK = "__print__"
 FIRST_N, SUMMARIZE = "requant.log_first_n", "requant.log_summarize"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from ..system.records import MIN_MAX
 from .freeze_ranges import check_names, check_percentile
 from .graph import constant, nodes_by_name, separate_bodies
 from .inference import inferred
@@ -17,7 +18,7 @@ from .int8.ops import OPS, Op, only_moves
 from .int8.plan import Choice, Impl, Plan, Unit
 from .int8.qparams import Scheme
 from .int8.units import units
-from .min_max_log import REQUANT_MIN_MAX, high_percentile, low_percentile, read_log
+from .min_max_log import high_percentile, low_percentile, read_log
 from .registry import Change, LeftAlone, TransformError, transform
 
 FIRST_OPSET = 10  # the first opset with QuantizeLinear
@@ -145,7 +146,7 @@ def insert_qdq_from_log(
 
 def _ranges(model: ir.Model, path: str, percentiles: tuple[float, float], change: Change) -> Ranges:
     """Return the ranges of the graph's tensors from a log; `change` counts unused records."""
-    log = read_log(path, REQUANT_MIN_MAX)
+    log = read_log(path, MIN_MAX)
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     unknown = sorted(set(log.values) - set(values))
     if unknown and any(is_linear(node, "QuantizeLinear") for node in model.graph):

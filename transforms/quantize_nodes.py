@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
+from ..system.numbers import FLOAT_MAX
 from .functions import DOMAIN, add_functions, drop_functions
 from .graph import (
     add_initializer,
@@ -25,7 +26,7 @@ from .graph import (
 from .int8.ops import OPS, only_moves
 from .int8.plan import Unit
 from .int8.qlinear import Quantized
-from .int8.qparams import FLOAT_MAX, Array
+from .int8.qparams import Array
 from .int8.units import units
 from .patterns.elementwise import clip_bounds
 from .registry import Change, TransformError, transform

@@ -13,11 +13,12 @@ from ... import RequantError
 from ...calibration.checks import Finding
 from ...calibration.files import RangeFile, load_ranges, merge_files, write_atomically
 from ...calibration.log import check_names, log_text
-from ...calibration.runner import LOG_MARK, run_logged
+from ...calibration.runner import run_logged
 from ...calibration.sources import DataSource, named_files
 from ...calibration.state import Link
 from ...system.apart import PathLike, check_apart
 from ...system.given import check_function, check_path, kind_of, or_default
+from ...system.records import MARK
 from ..model.files import check_output, load_model, staging
 from ..options.options import Options
 from ..runtime.inputs import open_data
@@ -72,7 +73,7 @@ def is_logging(model: PathLike) -> bool:
     """
     loaded = load_model(model)
     return "requant.log_first_n" in loaded.metadata_props or any(
-        LOG_MARK in str(value.name) for value in loaded.graph.outputs
+        MARK in str(value.name) for value in loaded.graph.outputs
     )
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from requant import RequantError
 from requant.calibration import MinMax
-from requant.calibration.log import KINDS, RECORD, TORN, Log, check_names, is_log, load_log, log_text
+from requant.calibration.log import Log, check_names, is_log, load_log, log_text
+from requant.system.records import MIN_MAX
 from requant.transforms import min_max_log
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -49,12 +50,8 @@ def test_the_order_of_the_statistics_does_not_change_the_log() -> None:
 
 
 def test_a_log_reads_in_the_same_way_as_by_the_transforms(tmp_path: Path) -> None:
-    """Calibration and transforms do not import each other, so the grammar stands in both."""
-    assert RECORD.pattern == min_max_log.RECORD.pattern
-    assert TORN.pattern == min_max_log.TORN.pattern
-    assert KINDS == min_max_log.VALUES
     path = written(tmp_path, log_text({"a": MinMax(-1.0, 2.0, 1)}))
-    assert min_max_log.read_log(path, min_max_log.REQUANT_MIN_MAX).values == {"a": ((-1.0, 2.0),)}
+    assert min_max_log.read_log(path, MIN_MAX).values == {"a": ((-1.0, 2.0),)}
 
 
 @given(name=unfit)
@@ -120,7 +117,7 @@ def test_parts_of_records_are_counted(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)
     found = load_log(path)
     assert (found.ranges, found.rejected) == ({"a": (-1.5, 2.0)}, 1)
-    assert min_max_log.read_log(path, min_max_log.REQUANT_MIN_MAX).rejected == 1
+    assert min_max_log.read_log(path, MIN_MAX).rejected == 1
 
 
 REFUSED = {

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from requant import RequantError
-from requant.calibration.precision import FLOAT_MAX, Precision
+from requant.calibration.precision import Precision
+from requant.system.numbers import FLOAT_MAX
 from requant.transforms.int8.qparams import Scheme
 
 finite32 = st.floats(width=32, allow_nan=False, allow_infinity=False)

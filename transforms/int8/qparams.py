@@ -25,7 +25,6 @@ BLOCK = 2**18
 """Elements computed at a time: 1 MB of float32, so that the block and its temporaries fit into the cache."""
 
 INT32_MAX = 2**31 - 1
-FLOAT_MAX = float(np.finfo(np.float32).max)
 # float32 cannot divide by a scale below its smallest normal number; such a tensor counts as constant.
 TINY = float(np.finfo(np.float32).tiny)
 

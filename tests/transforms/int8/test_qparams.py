@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant import RequantError
+from requant.system.numbers import FLOAT_MAX
 from requant.transforms.functions import add_functions
 from requant.transforms.int8 import qparams
 from requant.transforms.int8.qparams import (
-    FLOAT_MAX,
     TINY,
     QParams,
     Scheme,
