@@ -12,6 +12,7 @@ from .graph import add_initializer, axes_of, computing_graphs, constant, discard
 from .inference import Known
 from .patterns import pads
 from .patterns.elementwise import CHANNELWISE, ELEMENTWISE
+from .patterns.linear import CONVOLUTIONS
 from .registry import Change, transform
 
 AXES_ARE_INPUT = 13  # the opset from which the axes of Unsqueeze and Squeeze are inputs
@@ -19,7 +20,6 @@ SEQUENCE = 3  # axes: batch, channels, time
 ROW = 2  # the axis of the only row of an image, in front of time
 NARROW = range(4, 16)
 """Channels with which ONNX Runtime computes a convolution of an image more slowly than one of a sequence."""
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 WHOLE = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
 """Pools over a whole sequence or image."""
 BY_AXIS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}

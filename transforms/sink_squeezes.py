@@ -23,9 +23,9 @@ from .graph import (
 )
 from .inference import Known
 from .patterns.elementwise import BATCH_NORM, Place, channels_of
+from .patterns.linear import CONVOLUTIONS
 from .registry import Change, transform
 
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 CHANNELS = 1  # the axis
 
 

@@ -12,7 +12,7 @@ from .facts import Facts
 from .measuring import Write, measure_units, profile, profile_float, with_profile
 from .plans_by_cost import common_plan, without_noisy
 from .pricing import float_time, has_unmeasured, plan_milliseconds, usual_share, with_absorbed, with_noise_price
-from .racing import SHARE, Size, least_milliseconds, runners_of
+from .racing import Size, least_milliseconds, runners_of
 from .rules import all_int8_plan
 from .search import as_asked, costs_decide, keep, sizes_of
 
@@ -68,7 +68,7 @@ class PricedPlans:
         runners = runners_of(self.sizes, {"plan": bench.candidate(plan), "other": bench.candidate(other)})
         if len(runners) < 2:
             return math.inf
-        times, _ = least_milliseconds(self.sizes, runners, max(1.0, self.job.options.seconds * SHARE))
+        times, _ = least_milliseconds(self.sizes, runners, max(1.0, self.job.options.seconds))
         return max(each["plan"] / each["other"] for each in times)
 
     def measured(self, plan: Plan) -> tuple[PricedPlans, float]:

@@ -19,7 +19,6 @@ from .measuring import Bench, Measured, profile
 from .pricing import Prices, plan_noise_cost
 
 FAR = 1.5  # a slow candidate that takes so many times as long as the fastest one is not timed in turns
-SHARE = 1.0  # time for comparing plans, as a share of the time for the latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     if not runners:
         return next(iter(candidates.values())), Placement("rules")
     job.progress("compare placements", 0, None)
-    seconds = max(1.0, job.options.seconds * SHARE)
+    seconds = max(1.0, job.options.seconds)
     every = [size.known.prices for size in sizes]
     plans = {name: candidates[name].plan for name in runners}
     native = {name for name in runners if candidates[name].native}

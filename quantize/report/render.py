@@ -14,6 +14,7 @@ from typing import Any
 from ... import NATIVE_DOMAIN
 from ...system.printable import printable, printable_values
 from ..model.files import size_text
+from ..runtime.match import CONVERSIONS
 from .layout import HEIGHT, WIDTH, Picture, picture_of
 from .losses import losses
 from .numbers import NONE, decibels, microseconds, percent, times
@@ -56,7 +57,6 @@ STYLES: Mapping[str, tuple[str, str]] = {
 INTEGERS = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantize", "QAttention", "QLSTM", "MatMulNBits")
 NATIVE_FLOATS = ("DequantizeSoftmax", "Normalization", "RotaryEmbedding", "Softmax")
 """Native operators that compute in float."""
-CONVERSIONS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 LONGEST, BESIDE = 25, 16
 """The greatest number of characters of a name in a box without a mark, and in a box with a mark."""
 OPERATOR = 20

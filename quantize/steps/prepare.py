@@ -16,7 +16,7 @@ from ...calibration.session import open_session
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import summary
 from ...transforms import Pipeline, PipelineResult, StepResult
-from ...transforms.graph import node_name, nodes_by_name, separate_bodies
+from ...transforms.graph import is_standard, node_name, nodes_by_name, producer_of, separate_bodies
 from ...transforms.inline_functions import taken_origins
 from ...transforms.int8.existing import given_params, is_finished, release_weights
 from ...transforms.int8.ops import ATTENTION
@@ -64,7 +64,9 @@ def prepare(
     request = _Request.of(options, judged=data is not None)
     original, identity = _load(path, request, folder, progress)
     reference = open_reference(Path(path), original, folder, data, options, request.runtime)
-    plain = make_plain(path, original, folder, progress, portable=request.policy.portable, restored=request.restored)
+    plain = make_plain(
+        path, original, folder, progress, portable=request.policy.portable, to_restore=request.to_restore
+    )
     request.supply.check(original, plain.model)
     types, selection = _named(original, plain, options.selection)
     plan = _plan(plain.model, selection, types, request)
@@ -164,7 +166,7 @@ class _Request:
         return self.judged or self.supply.ranges is not None
 
     @property
-    def restored(self) -> Selection | None:
+    def to_restore(self) -> Selection | None:
         """Where operators that compute their ranges at run time become float; None if they stay."""
         stays = not self.static or self.options.selection.strategy in (Strategy.DYNAMIC, Strategy.WEIGHT)
         return None if stays else self.options.selection
@@ -182,7 +184,7 @@ def _load(path: str | os.PathLike[str], request: _Request, folder: Path, progres
     with about(path):
         sort_by_execution_order(original)  # ONNX Runtime also runs models that are not sorted
     if not request.supply.is_of(identity):
-        simple = make_plain(path, original, folder, progress, restored=request.restored).model
+        simple = make_plain(path, original, folder, progress, to_restore=request.to_restore).model
         raise request.supply.refuse(path, simple, choose(simple).quantized)
     return original, identity
 
@@ -294,11 +296,7 @@ def passed_on(model: ir.Model) -> frozenset[str]:
     found = set()
     for output in model.graph.outputs:
         value: ir.Value | None = output
-        while (
-            value is not None
-            and (node := value.producer()) is not None
-            and (node.domain, node.op_type) == ("", "Identity")
-        ):
+        while is_standard(node := producer_of(value), "Identity"):
             value = node.inputs[0]
         if value is not None and value.is_graph_input():
             found.add(str(output.name))
@@ -351,7 +349,7 @@ def make_plain(
     progress: Progress,
     *,
     portable: bool = False,
-    restored: Selection | None = None,
+    to_restore: Selection | None = None,
 ) -> Plain:
     """Simplify a model; all later steps use the names of its nodes and tensors.
 
@@ -361,7 +359,7 @@ def make_plain(
         folder: A folder for temporary files.
         progress: Called with each transform.
         portable: Whether the result is for other runtimes too.
-        restored: Where operators that compute their ranges at run time become float; None if they stay.
+        to_restore: Where operators that compute their ranges at run time become float; None if they stay.
 
     Raises:
         RequantError: The runtime does not load it.
@@ -369,7 +367,7 @@ def make_plain(
     with about(path):
         inline, _ = pipelines(portable=portable)
         inlined, origins = _inlined(original, progress, inline)
-        dynamic = None if restored is None else _stay_dynamic(inlined.model, restored.renamed(origins))
+        dynamic = None if to_restore is None else _stay_dynamic(inlined.model, to_restore.renamed(origins))
         _, plain = pipelines(portable=portable, dynamic=dynamic)
         done, notes, renamed = _plainer(inlined.model, folder, progress, plain)
     add_types(done.model, folder)

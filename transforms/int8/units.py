@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ..graph import constant, key, node_name, sole_reader
 from ..patterns.attention import FoundAttention
 from ..patterns.elementwise import channels_of, clip_bounds
+from ..patterns.linear import BY_CONSTANT
 from ..patterns.resizes import interpolates
 from .ops import ATTENTION, FUNCTION, GATE, GATES, INTERPOLATION, OPS, Op, row_of
 from .plan import Unit
@@ -19,7 +20,6 @@ CHEAP = frozenset(
     "Add Sub Mul Div Pow Sqrt Erf Tanh Sigmoid HardSigmoid Reciprocal ReduceMean Neg Abs Exp Softplus Cast".split()
 )
 GROUP_LIMIT = 16
-SCALING = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def _scaled_further(region: list[ir.Node], taken: set[ir.Node]) -> list[ir.Node]
     if _kind(region) not in (FUNCTION, GATE):
         return found
     while (reader := sole_reader(last.outputs[0])) is not None and reader not in taken:
-        if reader.op_type not in SCALING or channels_of(reader, None) != 1 or len(activations(reader)) != 1:
+        if reader.op_type not in BY_CONSTANT or channels_of(reader, None) != 1 or len(activations(reader)) != 1:
             break
         found.append(reader)
         last = reader

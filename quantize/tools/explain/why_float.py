@@ -62,6 +62,7 @@ def why_float(model: ir.Model, node: ir.Node, *, ends: bool = True) -> tuple[Rea
 
 
 def _same(text: str) -> Reason:
+    """Return a reason that names no tensor or node."""
     return Reason(text, text)
 
 
@@ -96,6 +97,7 @@ def _integers(node: ir.Node) -> ir.DataType:
 
 
 def _input_reasons(node: ir.Node, data: ir.Node | None) -> Iterator[Reason]:
+    """Yield what the first input lacks; `data` is the DequantizeLinear that computes it."""
     value = node.inputs[0]
     name = value.name if value is not None else ""
     if data is None:
@@ -116,6 +118,7 @@ def _input_reasons(node: ir.Node, data: ir.Node | None) -> Iterator[Reason]:
 
 
 def _weight_reasons(node: ir.Node, weight: ir.Node | None) -> Iterator[Reason]:
+    """Yield what the weight lacks; `weight` is the DequantizeLinear that computes it."""
     value = node.inputs[1]
     name = value.name if value is not None else ""
     if weight is None:
@@ -161,6 +164,7 @@ def _after(node: ir.Node) -> _After:
 
 
 def _output_reasons(node: ir.Node, after: _After) -> Iterator[Reason]:
+    """Yield what the nodes after a product lack."""
     if after.quantize is None:
         yield from _without_quantize(node, after)
         return
@@ -182,6 +186,7 @@ def _output_reasons(node: ir.Node, after: _After) -> Iterator[Reason]:
 
 
 def _without_quantize(node: ir.Node, after: _After) -> Iterator[Reason]:
+    """Yield why a product needs a QuantizeLinear, if its operator does: a Conv, and a Gemm with a float bias."""
     readers = [f"{user.op_type} {user.name!r}" for user in after.other_readers[:1]] or ["the model's output"]
     if node.op_type == "Conv":
         text = f"no QuantizeLinear on its output, which goes to {readers[0]} in float"
