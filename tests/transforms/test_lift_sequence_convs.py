@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from requant.transforms import run
 from requant.transforms.graph import add_initializer, constant, every_node
-from requant.transforms.lift_sequence_convs import CONVOLUTIONS
+from requant.transforms.patterns.linear import CONVOLUTIONS
 from requant.transforms.pipeline import parse
 
 SHAPES = {
