@@ -12,6 +12,7 @@ from ..runtime.timing import Regime
 
 CLEAR = 0.99  # share of the time of the plan by rules below which another plan wins
 WITHIN = 1.02  # a plan that takes at most this many times the best time of every batch size serves them all
+BY_RULES = "rules"  # the name of the plan by rules, which is preferred
 FINALISTS = 3  # number of plans for all batch sizes, and for each size, that are timed again
 
 NOISE = "gains less time than its noise is worth"
@@ -25,7 +26,7 @@ Times = Mapping[str, float]
 """The time of each plan at one batch size, by name."""
 
 
-def fairest(times: Sequence[Times], native: Collection[str] = (), rules: str = "rules") -> str:
+def fairest(times: Sequence[Times], native: Collection[str] = ()) -> str:
     """Return the plan whose worst ratio to the best plan of each batch size is least.
 
     The plan by rules is taken if no other plan is clearly better, and a plan without native operators if native
@@ -34,13 +35,12 @@ def fairest(times: Sequence[Times], native: Collection[str] = (), rules: str = "
     Args:
         times: The times at each batch size, all of the same plans.
         native: The plans with native operators.
-        rules: The name of the plan by rules.
     """
     # with one batch size, the times are compared as they are: the preferred plans lose little by definition
     worst, limit = (worst_ratios(times), WITHIN) if len(times) > 1 else (times[0], math.inf)
     best = min(worst, key=worst.__getitem__)
-    if rules in worst and worst[best] > CLEAR * worst[rules] and not worst[best] <= limit < worst[rules]:
-        best = rules
+    if BY_RULES in worst and worst[best] > CLEAR * worst[BY_RULES] and not worst[best] <= limit < worst[BY_RULES]:
+        best = BY_RULES
     stock = [name for name in worst if name not in native]
     if not stock or best not in native:
         return best
@@ -67,9 +67,7 @@ def least_noisy(
     return min(equal, key=lambda name: (noise[name], name != best, worst[name]))
 
 
-def passed(
-    tried: Times, worth: Times, chosen: str, native: Collection[str] = (), rules: str = "rules"
-) -> dict[str, str]:
+def passed(tried: Times, worth: Times, chosen: str, native: Collection[str] = ()) -> dict[str, str]:
     """Return why plans that took less time than the chosen one were not chosen, by name.
 
     Args:
@@ -77,7 +75,6 @@ def passed(
         worth: The same times with the price of the noise.
         chosen: The plan that `fairest` and `least_noisy` chose.
         native: The plans with native operators.
-        rules: The name of the plan by rules.
     """
 
     def reason(name: str) -> str:
@@ -85,7 +82,7 @@ def passed(
             return NOISE
         if name in native and chosen not in native and worth[chosen] < GAIN * worth[name]:
             return NATIVE
-        return RULES if chosen == rules and worth[name] > CLEAR * worth[rules] else CLOCK
+        return RULES if chosen == BY_RULES and worth[name] > CLEAR * worth[BY_RULES] else CLOCK
 
     return {name: reason(name) for name, ms in tried.items() if ms < tried[chosen]}
 
@@ -96,18 +93,17 @@ def worst_ratios(times: Sequence[Times]) -> dict[str, float]:
     return {name: max(ratio(each[name], best) for each, best in zip(times, least, strict=True)) for name in times[0]}
 
 
-def finalists(times: Sequence[Times], native: Collection[str] = (), rules: str = "rules") -> list[str]:
+def finalists(times: Sequence[Times], native: Collection[str] = ()) -> list[str]:
     """Return the plans to time again: the best ones for all batch sizes and for each, and those that `fairest` prefers.
 
     Args:
         times: As for `fairest`.
         native: As for `fairest`.
-        rules: As for `fairest`.
     """
     worst = worst_ratios(times)
     best = {name for each in (worst, *times) for name in sorted(each, key=each.__getitem__)[:FINALISTS]}
-    stock = min((name for name in worst if name not in native), key=worst.__getitem__, default=rules)
-    return [name for name in worst if name in {*best, stock, rules}]
+    stock = min((name for name in worst if name not in native), key=worst.__getitem__, default=BY_RULES)
+    return [name for name in worst if name in {*best, stock, BY_RULES}]
 
 
 def served(

@@ -16,7 +16,7 @@ from ...transforms.int8.plan import Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
 from ..options.efforts import EFFORTS
 from . import costs as store
-from .batches import CLEAR, MEASURED_NOISE, NOISE, fairest, served
+from .batches import BY_RULES, CLEAR, MEASURED_NOISE, NOISE, fairest, served
 from .costs import Costs
 from .facts import Facts
 from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile_float
@@ -228,7 +228,7 @@ def _estimated_placement(sizes: Sequence[Size]) -> tuple[Plan, Placement]:
 def _measured_placement(sizes: Sequence[Size], error: ErrorOf | None) -> tuple[Candidate, Placement]:
     """Measure units, try the plans that the costs give, and return the model that serves all batch sizes best."""
     bench, space = sizes[0].bench, sizes[0].known.prices.space
-    candidates = {"rules": bench.candidate(space.rules)}
+    candidates = {BY_RULES: bench.candidate(space.rules)}
     sizes = [_with_float(size) for size in sizes]
     long = [index for index, size in enumerate(sizes) if not size.brief]
     if not long:
