@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .. import RequantError
-from ..system.records import MARK, MAX, MIN, MIN_MAX, count_torn, read_text, records
+from ..system.log_records import MARK, MAX, MIN, MIN_MAX, count_torn, read_text, records
 from ..system.regular import read_file
 from .histogram import Statistic
 from .overrides import check_tensors

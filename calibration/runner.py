@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from .. import RequantError
 from ..system.given import check_function, check_kind, names_of, or_default, whole
-from ..system.records import MARK
+from ..system.log_records import MARK
 from ..system.values import decode_json
 from .checkpoint import Checkpoint
 from .decoding import convert

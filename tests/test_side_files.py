@@ -42,7 +42,7 @@ from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity import cache
 from requant.quantize.steps import search
 from requant.quantize.steps.emit import plan_by_rules
-from requant.system.records import MIN_MAX
+from requant.system.log_records import MIN_MAX
 from requant.transforms import run
 from requant.transforms.min_max_log import read_log
 

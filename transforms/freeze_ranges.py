@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import near
-from ..system.records import MAX, MIN, MIN_MAX
+from ..system.log_records import MAX, MIN, MIN_MAX
 from .functions import DOMAIN
 from .graph import add_initializer, constant, names, node_name, remove, unused_name
 from .int8.qparams import Array

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import onnx_ir as ir
 
-from ..system.records import MARK
+from ..system.log_records import MARK
 from ..system.values import decode_json
 from .graph import add_initializer, names, node_name, unused_name
 from .registry import Change, TransformError, transform

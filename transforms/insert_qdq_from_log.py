@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ..system.records import MIN_MAX
+from ..system.log_records import MIN_MAX
 from .freeze_ranges import check_names, check_percentile
 from .graph import constant, nodes_by_name, separate_bodies
 from .inference import inferred

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..system.records import KINDS, MARK, count_torn, read_text, records
+from ..system.log_records import KINDS, MARK, count_torn, read_text, records
 from .registry import TransformError
 
 

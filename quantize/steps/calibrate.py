@@ -18,7 +18,7 @@ from ...calibration.sources import DataSource, named_files
 from ...calibration.state import Link
 from ...system.apart import PathLike, check_apart
 from ...system.given import check_function, check_path, kind_of, or_default
-from ...system.records import MARK
+from ...system.log_records import MARK
 from ..model.files import check_output, load_model, staging
 from ..options.options import Options
 from ..runtime.inputs import open_data

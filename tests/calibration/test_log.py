@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from requant import RequantError
 from requant.calibration import MinMax
 from requant.calibration.log import Log, check_names, is_log, load_log, log_text
-from requant.system.records import MIN_MAX
+from requant.system.log_records import MIN_MAX
 from requant.transforms import min_max_log
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
