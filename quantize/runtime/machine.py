@@ -107,19 +107,14 @@ def flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
     return tuple(flag for flag in FLAGS if flag in found)
 
 
-def logical_cores() -> int:
-    """Return the number of hardware threads that this process may use."""
-    return len(_allowed())
-
-
 def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return the number of cores of these hardware threads; `logical_cores` if the system does not tell."""
-    cores = set()
-    for cpu in _allowed():
+    """Return the number of cores that this process may use; that of hardware threads if the system does not tell."""
+    cores, allowed = set(), _allowed()
+    for cpu in allowed:
         try:
             cores.add((topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text(encoding="utf-8"))
         except OSError:
-            return logical_cores()
+            return len(allowed)
     return len(cores)
 
 

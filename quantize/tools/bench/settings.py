@@ -10,10 +10,11 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from .... import RequantError
+from ....calibration.execution import cpus
 from ....calibration.session import Array
 from ...runtime.clock import Times, interleave, uncertainty
 from ...runtime.configured import GAIN, Value, Values, configured_run, snippet
-from ...runtime.machine import logical_cores, physical_cores
+from ...runtime.machine import physical_cores
 from ...runtime.progress import Progress, silent
 
 Run: TypeAlias = Callable[[], object]
@@ -183,7 +184,7 @@ def fastest(runs: Sequence[Run], *, seconds: float, threads: int | None = None) 
 
 def _candidates(threads: int | None) -> Iterator[tuple[str, Value]]:
     """Yield each option with each value to try, in the order of `DEFAULTS`."""
-    counts = dict.fromkeys((1, physical_cores(), logical_cores())) if threads is None else ()
+    counts = dict.fromkeys((1, physical_cores(), cpus())) if threads is None else ()
     yield from (("intra_op_num_threads", count) for count in counts)
     yield from ((option, value) for option in DEFAULTS for value in CANDIDATES.get(option, ()))
 

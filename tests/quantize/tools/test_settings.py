@@ -47,7 +47,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cost], None]:
     def use(cost: Cost) -> None:
         monkeypatch.setattr(settings, "configured_run", lambda _, values, __: lambda: cost(values))
         monkeypatch.setattr(settings, "fastest", lambda runs, **_: [Times((run(),)) for run in runs])
-        monkeypatch.setattr(settings, "logical_cores", lambda: 8)
+        monkeypatch.setattr(settings, "cpus", lambda: 8)
         monkeypatch.setattr(settings, "physical_cores", lambda: 4)
 
     return use
