@@ -176,16 +176,20 @@ def _broken(seen: Observations, causes: Mapping[str, str]) -> list[Finding]:
 
 
 def _constant(seen: Observations, inputs: frozenset[str]) -> list[Finding]:
-    """Report tensors whose values are all equal in all samples: a finding per input, one for the other tensors."""
+    """Report tensors whose values are all equal in all samples: a finding per value of inputs, and of the others."""
     constants = {name: row.lo for name, row in seen.ranges.items() if row.lo == row.hi and row.count > seen.samples}
     for name, row in seen.moments.items():  # an input without an integer kernel has only moments
         if name not in seen.ranges and row.count > seen.samples and row.variance <= ROUNDING * row.mean**2:
             constants[name] = row.mean
     rows = []
     check = ("that is right for a first state only: check how the data are read", "check how the data are read")
+    groups: dict[str, list[str]] = {}
     for name in sorted(inputs & constants.keys()):
-        message = f"input {name!r} is {constants[name]:.6g} in all samples; {check[bool(constants[name])]}"
-        rows.append(Finding("constant", name, message, "warning"))
+        groups.setdefault(f"{constants[name]:.6g}", []).append(name)
+    for value, names in groups.items():
+        who = f"input {names[0]!r} is" if len(names) == 1 else f"inputs {listed(names)} are"
+        message = f"{who} {value} in all samples; {check[bool(constants[names[0]])]}"
+        rows.append(Finding("constant", names[0], message, "warning"))
     inner = sorted(constants.keys() - inputs)
     for what, names in (
         ("zero", [name for name in inner if not constants[name]]),

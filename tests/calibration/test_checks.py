@@ -387,6 +387,15 @@ def test_constant_tensors() -> None:
     assert told[3].message.startswith("constant in all samples: 'a', 'b';")
 
 
+def test_constant_inputs_of_one_value_are_one_line() -> None:
+    caches = {f"cache{i}": (0.0, 0.0) for i in range(4)}
+    told = findings(seen_of({**caches, "mask": (1, 1), "past": (1, 1)}), inputs=[*caches, "mask", "past"])
+    assert [finding.message.partition(" in all")[0] for finding in told] == [
+        "inputs 'cache0', 'cache1', 'cache2' and 1 more are 0",
+        "inputs 'mask', 'past' are 1",
+    ]
+
+
 def test_many_constant_tensors_are_one_line() -> None:
     (told,) = findings(seen_of({f"t{i}": (0, 0) for i in range(9)}))
     assert "'t0', 't1', 't2' and 6 more;" in told.message
