@@ -27,7 +27,7 @@ from .onnx_sets import onnx_folder, onnx_sets
 from .samples import MOST, DataError, Picked, Rows, Sample, checked, feed_layout, stacked
 from .sequences import Carrier, gives_state, read_ahead, reader_inputs, stretches
 from .session import InputSpec, ModelSource, Serialized, open_session, output_specs, run_session
-from .state import Link, find_links, with_feeders
+from .state import Link, find_links, possible, with_feeders
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -105,6 +105,7 @@ class Source:
             objects, and for samples with a carried state.
         carrier: Carries the state of the float model from sample to sample; None for samples by themselves.
         given: The state that names show, and that is not carried because the data give it with each sample.
+        possible: Links that the shapes alone suggest, where neither the user nor the names tell the state.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -113,6 +114,7 @@ class Source:
     reference: DataSpec | None = None
     carrier: Carrier | None = None
     given: tuple[Link, ...] = ()
+    possible: tuple[Link, ...] = ()
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -286,7 +288,8 @@ def _open_for(model: ModelSource | InferenceSession, spec: DataSpec, inputs: tup
     links = find_links(spec.state, inputs, outputs)
     rows = _open_rows(spec, reader_inputs(inputs, links, outputs) if links else with_feeders(inputs, outputs))
     if not links:
-        return Source(inputs, rows, reference=_reference(spec))
+        seen = possible(inputs, outputs) if spec.state is None else ()
+        return Source(inputs, rows, reference=_reference(spec), possible=seen)
     if spec.state is None and gives_state(rows, links):
         return Source(inputs, _open_rows(spec, inputs), reference=_reference(spec), given=links)
     if stored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -170,6 +171,51 @@ def recognised(inputs: Sequence[InputSpec], outputs: Sequence[InputSpec]) -> tup
         if len(chosen) < min(len(inputs), len(outputs)):
             return tuple(link for link, _ in chosen)
     return ()
+
+
+def possible(inputs: Sequence[InputSpec], outputs: Sequence[InputSpec]) -> tuple[Link, ...]:
+    """Return the links that shapes and types alone suggest; they are for a hint, and never carried.
+
+    All axes of the input are fixed, and only the first one of the output, the batch, may be open. Neither of the two
+    fits another tensor. The first input and the first output are left to the data: an image-to-image model has a pair
+    of one shape there. A single number, such as a rate, is no state.
+
+    >>> import numpy as np
+    >>> def spec(name, *shape): return InputSpec(name, np.dtype(np.float32), shape)
+    >>> frames = spec("x", 1, 1, 257), spec("input_3", 1, 2, 128, 2)
+    >>> [str(link) for link in possible(frames, [spec("y", 1, 1, 257), spec("stack", "N", 2, 128, 2)])]
+    ['stack feeds input_3']
+    """
+    pairs = [
+        Link(after.name, before.name)
+        for before in inputs
+        if len(fixed := [axis for axis in before.shape if isinstance(axis, int)]) == len(before.shape)
+        if math.prod(fixed) > 1
+        for after in outputs
+        if after.shape and all(isinstance(axis, int) for axis in after.shape[1:]) and fits(after, before)
+    ]
+    first = {inputs[0].name}, {outputs[0].name}
+    return tuple(
+        link
+        for link in pairs
+        if link.input not in first[0] and link.output not in first[1]
+        if sum(other.input == link.input or other.output == link.output for other in pairs) == 1
+    )
+
+
+def hint(links: Sequence[Link]) -> str:
+    """Return the line that proposes `possible` links.
+
+    >>> hint([Link("stack", "input_3")])
+    "output 'stack' has the shape of input 'input_3': if it feeds the next run, say --state stack=input_3"
+    >>> hint([Link("a", "b"), Link("c", "d")])
+    "outputs 'a', 'c' have the shapes of inputs 'b', 'd': if they feed the next run, say --state a=b,c=d"
+    """
+    outputs, inputs = (", ".join(repr(getattr(link, side)) for link in links) for side in ("output", "input"))
+    asked = ",".join(f"{link.output}={link.input}" for link in links)
+    if len(links) == 1:
+        return f"output {outputs} has the shape of input {inputs}: if it feeds the next run, say --state {asked}"
+    return f"outputs {outputs} have the shapes of inputs {inputs}: if they feed the next run, say --state {asked}"
 
 
 def _fitting(before: InputSpec, outputs: Sequence[InputSpec]) -> Iterator[tuple[InputSpec, str]]:

@@ -16,6 +16,7 @@ from ...system.given import MOST_ITEMS, check_function, check_kind, check_path, 
 from ...transforms.inference import outputs_of
 from ...transforms.remove_dynamic_quantization import count_at_run_time
 from ..model.files import Weights, load_model, size_on_disk
+from ..model.state import passed_on, possible_state
 from ..runtime.loads import loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import PLAIN, Sessions, Setting
@@ -199,6 +200,7 @@ def compare_models(
     notes += tuple(
         ORDER.format(name) for name, value in accuracy.sqnr_db.items() if name in by_choice and value < LEAST_DB
     )
+    notes += tuple(possible_state(source, passed_on(loaded)))
     state, name = source.links, str(runtime.identity)
     return Comparison(
         accuracy, tuple(latencies), compared, state, source.description, runtime=name, notes=notes, **sizes

@@ -233,10 +233,12 @@ def _print_ranges(result: Calibration, output: Path | None, log: Path | None, as
                 "broken": {name: place.where for name, place in ranges.seen.broken.items()},
                 "findings": [finding.to_json() for finding in result.findings],
                 "state": list(map(str, result.state)),
+                "notes": list(result.notes),
             }
         )
     else:
-        from ..console.quantized import print_findings, print_state
+        from ..console.quantized import print_findings, print_notes, print_state
 
         print_state(result.state)
+        print_notes(result.notes)
         print_findings(result.findings)

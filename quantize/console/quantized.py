@@ -104,7 +104,12 @@ def print_operators(found: Sequence[OperatorFacts]) -> None:
 
 def print_state(links: Sequence[Link]) -> None:
     """Print the state that is carried from sample to sample."""
-    Terminal(err=True).print_lines(f"note: state: {text}" for text in summary(links))
+    print_notes([f"state: {text}" for text in summary(links)])
+
+
+def print_notes(notes: Sequence[str]) -> None:
+    """Print remarks, a line each."""
+    Terminal(err=True).print_lines(f"note: {note}" for note in notes)
 
 
 def print_findings(found: Sequence[Finding]) -> None:

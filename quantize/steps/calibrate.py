@@ -20,6 +20,7 @@ from ...system.apart import PathLike, check_apart
 from ...system.given import check_function, check_path, kind_of, or_default
 from ...system.log_records import MARK
 from ..model.files import check_output, load_model, staging
+from ..model.state import passed_on, possible_state
 from ..options.options import Options
 from ..runtime.inputs import open_data
 from ..runtime.progress import Progress, silent
@@ -62,7 +63,9 @@ def calibrate_model(
         found = inspect_data(job, file.seen, causes_of(job, file.seen))
     if log is not None:
         write_atomically(log, log_text(file.seen.ranges).encode())
-    return Calibration(file, found, () if job.source is None else job.source.links)
+    if job.source is None:
+        return Calibration(file, found)
+    return Calibration(file, found, job.source.links, tuple(possible_state(job.source, passed_on(job.simple))))
 
 
 def is_logging(model: PathLike) -> bool:
@@ -125,8 +128,10 @@ class Calibration:
         file: The ranges with their statistics, for `save_ranges` and `Options`.
         findings: Warnings and notes about the data, warnings first.
         state: The state that was carried from sample to sample.
+        notes: A line that names the outputs that may be a state by their shapes alone.
     """
 
     file: RangeFile
     findings: tuple[Finding, ...] = ()
     state: tuple[Link, ...] = ()
+    notes: tuple[str, ...] = ()

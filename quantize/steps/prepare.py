@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +14,8 @@ from ...calibration.identity import fingerprint
 from ...calibration.newer import lower
 from ...calibration.session import open_session
 from ...calibration.sources import DataSource, Source
-from ...calibration.state import summary
 from ...transforms import Pipeline, PipelineResult, StepResult
-from ...transforms.graph import is_standard, node_name, nodes_by_name, producer_of, separate_bodies
+from ...transforms.graph import node_name, nodes_by_name, separate_bodies
 from ...transforms.inline_functions import taken_origins
 from ...transforms.int8.existing import given_params, is_finished, release_weights
 from ...transforms.int8.ops import ATTENTION
@@ -27,6 +26,7 @@ from ..accuracy.pair import timing_note
 from ..job import Job
 from ..kernels.library import Kernels, kernels
 from ..model.files import Weights, about, load_model, serialize
+from ..model.state import passed_on, state_notes
 from ..model.types import add_types
 from ..options.declared import Strategy
 from ..options.given_ranges import GivenRanges, load_given_ranges
@@ -284,38 +284,11 @@ def _notes(
     """Return what the user should know of the models, the data and the request before any unit becomes int8."""
     source = reference.source
     notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(source, judged=request.judged)]
-    notes += [*reference.notes, *_state_notes(source, passed_on(plain.model))]
+    notes += [*reference.notes, *state_notes(source, passed_on(plain.model))]
     notes += [] if request.policy.plan is None else unnamed(request.policy.plan, plan)
     notes += filter(None, [timing_note(weights)])
     notes += request.supply.remarks(plain.model, request.options.scheme, plan.quantized)
     return tuple(notes)
-
-
-def passed_on(model: ir.Model) -> frozenset[str]:
-    """Return the outputs that are inputs, passed on unchanged, such as a mask for the next model: they are no state."""
-    found = set()
-    for output in model.graph.outputs:
-        value: ir.Value | None = output
-        while is_standard(node := producer_of(value), "Identity"):
-            value = node.inputs[0]
-        if value is not None and value.is_graph_input():
-            found.add(str(output.name))
-    return frozenset(found)
-
-
-def _state_notes(source: Source | None, passed: Collection[str]) -> list[str]:
-    """Return what is carried from sample to sample, and what the data give in its place.
-
-    Args:
-        source: The data.
-        passed: The outputs that are inputs, passed on: they are no state, whatever their names say.
-    """
-    if source is None:
-        return []
-    alone = "the data give it: each sample is judged alone, and errors that add up in a carried state are not seen"
-    links = [link for link in source.given if link.output not in passed]
-    given = (f"state: {text}, but {alone}" for text in summary(links))
-    return [*(f"state: {text}" for text in summary(source.links)), *given]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pytest
 
 from requant import RequantError
 from requant.calibration.session import InputSpec
-from requant.calibration.state import find_links
+from requant.calibration.state import find_links, possible
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 Shape = tuple[int | str | None, ...]
@@ -128,3 +128,30 @@ def test_a_request_replaces_what_names_show(asked: list[str], expected: list[str
 
 def test_none_turns_it_off() -> None:
     assert find_links(["none"], specs("x h0"), specs("y hn")) == ()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        ({"x": (1, 1, 257), "s": (1, 2, 8)}, {"y": (1, 1, 257), "t": (1, 2, 8)}, ["t=s"]),
+        ({"x": (1, 257), "s": (1, 2, 8)}, {"y": (1, 257), "t": ("N", 2, 8)}, ["t=s"]),
+        ({"x": (1, 4), "s": (1, 2, 8), "r": (1, 3)}, {"y": (1, 4), "t": (1, 2, 8), "u": (1, 3)}, ["t=s", "u=r"]),
+        # image to image, and what stands first
+        ({"x": (1, 3, 8, 8)}, {"y": (1, 3, 8, 8)}, []),
+        ({"x": (1, 3, 8, 8), "m": (1, 1, 8, 8)}, {"y": (1, 3, 8, 8)}, []),
+        ({"s": (1, 2, 8), "x": (1, 5)}, {"y": (1, 5), "t": (1, 2, 8)}, []),
+        # several fit, free axes, no axes, single numbers
+        ({"x": (1, 4), "h": (1, 8), "c": (1, 8)}, {"y": (1, 4), "t": (1, 8), "u": (1, 8)}, []),
+        ({"x": (1, 8), "s": (1, 8)}, {"y": (1, 4), "t": (1, 8)}, []),
+        ({"x": (1, 4), "s": (1, "T", 8)}, {"y": (1, 4), "t": (1, "T", 8)}, []),
+        ({"x": (1, 4), "s": (1, 8)}, {"y": (1, 4), "t": ()}, []),
+        ({"x": (1, 4), "rate": (1,)}, {"y": (1, 4), "length": (1,)}, []),
+    ],
+)
+def test_shapes_suggest_a_state(inputs: dict[str, Shape], outputs: dict[str, Shape], expected: list[str]) -> None:
+    sides = [[InputSpec(name, F32, shape) for name, shape in side.items()] for side in (inputs, outputs)]
+    assert [f"{link.output}={link.input}" for link in possible(*sides)] == expected
+
+
+def test_another_type_suggests_no_state() -> None:
+    assert possible(specs("x") + specs("s", (1, 8)), specs("y", (1, 4)) + specs("t", (1, 8), I64)) == ()

@@ -150,3 +150,57 @@ def test_a_state_in_the_data_is_told(model: Path) -> None:
     made = prepare(model, str(model.with_name("data.npz")), Options(), model.parent, silent)
     (note,) = [note for note in made.notes if note.startswith("state: ")]
     assert note.startswith("state: memory_out feeds memory, but the data give it")
+
+
+FRAMES = """
+<ir_version: 8, opset_import: ["" : 17]>
+frames (float[1, 16] x, float[1, 2, 8] input_3) => (float[1, 16] mask, float[1, 2, 8] stack)
+<float[16, 16] w, int64[2] wide, int64[3] deep> {
+    flat = Reshape(input_3, wide)
+    sum = Add(x, flat)
+    made = MatMul(sum, w)
+    mask = Sigmoid(made)
+    next = Tanh(made)
+    stack = Reshape(next, deep)
+}
+"""
+
+
+def frames(folder: Path, text: str = FRAMES) -> list[str]:
+    """Write a model of frames whose names do not tell its state, and data with a state in each sample."""
+    model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
+    del model.graph.initializer[:]
+    for name, value in (
+        ("w", rng.standard_normal((16, 16)).astype(np.float32)),
+        ("wide", np.array([1, 16])),
+        ("deep", np.array([1, 2, 8])),
+    ):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    onnx.save_model(model, folder / "frames.onnx")
+    (folder / "calib").mkdir()
+    for index in range(6):
+        x, state = rng.standard_normal((1, 16)), rng.standard_normal((1, 2, 8))
+        np.savez(folder / "calib" / f"{index}.npz", x=x.astype(np.float32), input_3=state.astype(np.float32))
+    return [str(folder / "frames.onnx"), "--data", str(folder / "calib")]
+
+
+HINT = "state: output 'stack' has the shape of input 'input_3': if it feeds the next run, say --state stack=input_3"
+
+
+def test_a_state_that_only_shapes_show_is_proposed_and_not_carried(tmp_path: Path) -> None:
+    model, *data = frames(tmp_path)
+    output = str(tmp_path / "ranges.json")
+    for command in (["compare", model, model, *data], ["calibrate", model, *data, "-o", output, "--force"]):
+        for state, expected in (((), 1), (("--state", "none"), 0), (("--state", "stack=input_3"), 0)):
+            result = CliRunner().invoke(main, [*command, *state])
+            assert result.exit_code == 0, result.output
+            assert " ".join(result.output.split()).count(HINT) == expected
+    made = prepare(model, data[1], Options(), tmp_path, silent)
+    assert [note for note in made.notes if note.startswith("state: ")] == [HINT]
+
+
+def test_a_tensor_that_is_passed_on_is_not_proposed(tmp_path: Path) -> None:
+    model, *data = frames(tmp_path, FRAMES.replace("stack = Reshape(next, deep)", "stack = Identity(input_3)"))
+    result = CliRunner().invoke(main, ["compare", model, model, *data])
+    assert result.exit_code == 0, result.output
+    assert "--state" not in result.output
