@@ -61,10 +61,10 @@ def class_scores(outputs: Outputs) -> Array | None:
     A class axis (`class_axis`) has a length of at least 2. Use this where the user says that the model classifies;
     `evident_scores` asks for evidence.
     """
-    return next(iter(_candidates(outputs).values()), None)
+    return next(iter(candidates(outputs).values()), None)
 
 
-def _candidates(outputs: Outputs) -> dict[str, Array]:
+def candidates(outputs: Outputs) -> dict[str, Array]:
     """Return the outputs that can hold scores per class, by name, with the class axis last."""
     found = {}
     for name, value in outputs.items():
@@ -87,7 +87,7 @@ def evident_scores(outputs: Outputs, sample: Sample) -> tuple[str, Array] | None
         sample: Its inputs and the label.
     """
     label = None if sample.label is None else np.asarray(sample.label)
-    found = _candidates(outputs)
+    found = candidates(outputs)
     if label is not None and label.dtype.kind in "iub":
         for name, scores in found.items():
             if label.size == math.prod(scores.shape[:-1]):
@@ -150,7 +150,7 @@ def heads_of(outputs: Outputs, name: str, sample: Sample) -> list[str]:
 
 def _beside(outputs: Outputs, name: str, sample: Sample) -> dict[str, Array]:
     """Return the outputs that may classify beside one with scores (N, C): those with such rows, by name."""
-    found = _candidates(outputs)
+    found = candidates(outputs)
     count, rank = len(found[name]), found[name].ndim
     rows = {each: scores for each, scores in found.items() if scores.ndim == rank == ROWS and len(scores) == count}
     return {each: scores for each, scores in rows.items() if _are_evident(scores, sample)}
@@ -198,7 +198,7 @@ def predictions_like(expected: Array, outputs: Outputs, name: str | None = None)
         outputs: The outputs.
         name: The output with the scores; None for that of `class_scores`.
     """
-    scores = class_scores(outputs) if name is None else _candidates(outputs).get(name)
+    scores = class_scores(outputs) if name is None else candidates(outputs).get(name)
     actual = None if scores is None else classes_of(scores)
     return np.full_like(expected, UNLIKE) if actual is None or actual.shape != expected.shape else actual
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...calibration.samples import DataError, Sample
-from .classes import Array, Outputs, evident_scores, heads_of
+from .classes import Array, Outputs, candidates, evident_scores, heads_of
 
 
 def whole(sample: Sample) -> Array:
@@ -43,7 +43,7 @@ def check_label(outputs: Outputs, sample: Sample) -> str:
         sample: Its inputs and the label.
 
     Raises:
-        DataError: The label has an integer for each prediction, and one is no class of the output with the scores.
+        DataError: The label has an integer for each prediction, and one is no class of the only output with scores.
     """
     if sample.label is None:
         return ""
@@ -53,6 +53,11 @@ def check_label(outputs: Outputs, sample: Sample) -> str:
         heads = heads_of(outputs, name, sample)
         if labels.size == math.prod(scores.shape[:-1]) * len(heads):
             widths = [outputs[head].shape[-1] for head in heads] if len(heads) > 1 else scores.shape[-1]
-            check_classes(labels, widths, sample.where)
+            try:
+                check_classes(labels, widths, sample.where)
+            except DataError:
+                if len(heads) > 1 or len(candidates(outputs)) == 1:
+                    raise
+                return f"labels beyond the classes of {name!r} are those of another output: they judge nothing here"
             return ""
     return f"labels of {labels.dtype} {list(labels.shape)} are no classes of the predictions: they judge nothing here"

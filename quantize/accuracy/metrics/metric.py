@@ -101,6 +101,7 @@ class Metric:
         keep: Returns the part of the reference's outputs that `items` needs.
         perfect: Returns the contributions of the float model itself, from those of another model, if outputs are
             compared with the float model's.
+        heads: Whether it judges one output with scores per class: of several, the first one that the labels fit.
         unlabelled: The metric for data without labels, if it differs.
         decode: The user's function from outputs to what `items` and `keep` read.
         own: The user's function, which replaces `items`.
@@ -119,6 +120,7 @@ class Metric:
     uneven: bool = False
     keep: Callable[[Outputs, Sample], Outputs] = _all_of_it
     perfect: Callable[[Array], Array] | None = None
+    heads: bool = False
     unlabelled: Metric | None = None
     decode: Decoder | None = None
     own: Own | None = None
@@ -175,7 +177,7 @@ class Metric:
     def decoded_by(self, decode: Decoder, name: str) -> Metric:
         """Return a copy with a user's function and another name."""
         other = None if self.unlabelled is None else self.unlabelled.decoded_by(decode, name)
-        return replace(self, name=name, decode=decode, unlabelled=other)
+        return replace(self, name=name, decode=decode, unlabelled=other, heads=False)
 
     def for_sample(self, sample: Sample) -> Metric:
         """Return the metric for data whose first sample is given: with labels or without."""

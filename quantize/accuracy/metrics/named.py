@@ -143,6 +143,7 @@ METRICS: Mapping[str, Metric] = {
             unit="share",
             mean=True,
             items=partial(items.top, k=1),
+            heads=True,
             value=_mean,
         ),
         Metric(
@@ -151,6 +152,7 @@ METRICS: Mapping[str, Metric] = {
             unit="share",
             mean=True,
             items=partial(items.top, k=5),
+            heads=True,
             value=_mean,
         ),
         Metric(
@@ -194,6 +196,7 @@ METRICS: Mapping[str, Metric] = {
             about="mean over classes of intersection over union, of all pixels together",
             unit="share",
             items=items.overlaps,
+            heads=True,
             value=_mean_overlap,
         ),
         Metric(
@@ -209,6 +212,7 @@ METRICS: Mapping[str, Metric] = {
             about="mean over classes of F1; of two classes, F1 of class 1",
             unit="share",
             items=decisions.confusions,
+            heads=True,
             value=decisions.mean_f1,
         ),
         Metric(

@@ -22,14 +22,15 @@ from ....calibration.sources import DataSpec, Source, open_source
 from ...runtime.as_file import as_file
 from ...runtime.progress import Progress, silent
 from ...runtime.runtimes import STOCK, Runtime
+from .heads import Heads
 from .named import Metric, metric_named
 from .scoring import NothingCountsError, Reference, Score, fitted, join, score
 
 PARTS = 4
 """Parts of the data per worker. More parts end at about the same time, but each part opens the model."""
 
-Scored: TypeAlias = tuple[Array, Array | None, int, tuple[str, ...]]
-"""Parts, rows, samples and notes of a `Score`."""
+Scored: TypeAlias = tuple[Array, Array | None, int, tuple[str, ...], Heads]
+"""Parts, rows, samples, notes and heads of a `Score`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,10 @@ def score_part(part: Part) -> Scored:
         reference = None if part.reference is None else Reference(metric, part.reference, threads=1, room=0)
         result = score(metric, part.model, source, reference=reference, threads=1, runtime=part.runtime)
     except NothingCountsError:  # other parts may have labels that count
-        return np.zeros((0, 2)), None, len(part.picked), ()
+        return np.zeros((0, 2)), None, len(part.picked), (), {}
     except RequantError as error:
         # subclasses with more arguments than a message cannot be pickled
         plain = DataError if isinstance(error, DataError) else RequantError
         raise plain(str(error)) from None
     assert result.parts is not None
-    return result.parts, result.rows, result.samples, result.notes
+    return result.parts, result.rows, result.samples, result.notes, result.heads

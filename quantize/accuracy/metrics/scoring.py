@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from ...runtime.progress import Progress, silent
 from ...runtime.runtimes import STOCK, LoadedModel, Runtime
 from ...runtime.session import Runner
 from ..classes import Outputs
+from .heads import Heads, common, heads_for, told
 from .named import Metric, own_value
 
 ROOM = 2**29  # bytes of the reference's outputs to keep for the next model
@@ -38,6 +39,7 @@ class Score:
             is an entry.
         samples: The number of samples; 0 if the metric ran the model.
         notes: Remarks, a sentence each.
+        heads: Of a model with several heads of classes, the contributions and the rows of each one that the labels fit.
     """
 
     metric: Metric
@@ -46,6 +48,7 @@ class Score:
     rows: Array | None = None
     samples: int = 0
     notes: tuple[str, ...] = ()
+    heads: Heads = field(default_factory=dict)
 
     @property
     def items(self) -> Array | None:
@@ -70,6 +73,7 @@ class Scorer:
         self._labels: list[Array | int | None] = []
         self._labelled = False
         self._items = self._entries = self._samples = 0
+        self._heads: dict[str, Scorer] = {}
 
     def add(self, outputs: Outputs, sample: Sample, reference: Outputs = NOTHING) -> None:
         """Add a sample.
@@ -83,6 +87,8 @@ class Scorer:
             RequantError: The labels or outputs do not fit the metric.
         """
         check_label(self._metric, sample)
+        if self._add_to_heads(outputs, sample):
+            return
         self._samples += 1
         self._labelled = self._labelled or sample.label is not None
         if self._metric.items is None:
@@ -98,6 +104,29 @@ class Scorer:
             self._parts, self._rows = ([part] for part in by_row(*self._joined()))
             self._items = len(self._parts[0])
 
+    def _add_to_heads(self, outputs: Outputs, sample: Sample) -> bool:
+        """Add a sample to each head that its labels fit; return False if the outputs have no such choice.
+
+        Raises:
+            RequantError: The labels fit no head that the labels before fit.
+        """
+        first = self._samples == 0 and not self._heads
+        if first:
+            alone = replace(self._metric, heads=False)
+            self._heads = {name: Scorer(alone) for name in heads_for(self._metric, outputs)}
+        fitting, errors = {}, []
+        for name, scorer in self._heads.items():
+            try:
+                scorer.add({name: outputs[name]} if name in outputs else {}, sample)
+            except RequantError as error:
+                errors.append(error)
+            else:
+                fitting[name] = scorer
+        if errors and not fitting and not first:
+            raise errors[0]
+        self._heads = fitting
+        return bool(fitting)
+
     def _joined(self) -> tuple[Array, Array]:
         """Return the contributions so far, padded to the same number of columns, and their entries."""
         width = max((part.shape[1] for part in self._parts), default=2)
@@ -111,6 +140,9 @@ class Scorer:
             RequantError: No sample counts, or the user's function fails.
         """
         metric = self._metric
+        if self._heads:
+            scores = {name: scorer.result() for name, scorer in self._heads.items()}
+            return _of_heads(metric, scores)
         if metric.items is None:
             value, parts = own_value(metric, self._outputs, self._labels)
             return Score(metric, value, parts, samples=self._samples)
@@ -125,6 +157,13 @@ class Scorer:
             notes = (f"{metric.name}: {NO_LABELS}",)
         own = len(np.unique(rows)) == len(rows)
         return Score(metric, metric.of(parts), parts, None if own else rows, self._samples, notes)
+
+
+def _of_heads(metric: Metric, scores: Mapping[str, Score]) -> Score:
+    """Return the score of the first of several heads, which tells that it is judged, with the contributions of all."""
+    first = next(iter(scores.values()))
+    heads = {name: (each.parts, each.rows) for name, each in scores.items() if each.parts is not None}
+    return replace(first, metric=metric, notes=(told(metric, [*heads]),), heads=heads)
 
 
 def by_row(parts: Array, rows: Array) -> tuple[Array, Array]:
@@ -289,6 +328,8 @@ def join(scores: Sequence[Score]) -> Score:
     """
     if not scores or any(not _has_items(each) or each.metric.name != scores[0].metric.name for each in scores):
         raise RequantError("only scores in one metric, with the scores of items, can be joined")
+    if any(each.heads for each in scores):
+        return _join_heads(scores)
     rows, first = [], 0
     for each in scores:
         assert each.parts is not None
@@ -303,3 +344,19 @@ def join(scores: Sequence[Score]) -> Score:
     samples = sum(each.samples for each in scores)
     metric = scores[0].metric
     return Score(metric, metric.of(parts), parts, None if own_rows else entries, samples, notes)
+
+
+def _join_heads(scores: Sequence[Score]) -> Score:
+    """Return `join` of scores of a model with several heads: of each head that the labels of all pieces fit.
+
+    Raises:
+        RequantError: The labels of all pieces together fit no head.
+    """
+    metric, names = scores[0].metric, common([each.heads for each in scores])
+    if not names:
+        raise RequantError(f"{metric.name}: no output has classes that fit the labels of all samples")
+    joined = {}
+    for name in names:
+        pieces = [(each, *each.heads[name]) for each in scores]
+        joined[name] = join([replace(each, parts=part, rows=rows, heads={}) for each, part, rows in pieces])
+    return _of_heads(metric, joined)
