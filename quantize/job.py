@@ -19,6 +19,7 @@ from ..transforms.inference import inferred
 from ..transforms.int8.plan import Impl, Plan
 from ..transforms.int8.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy
+from .accuracy.verdict import SIMPLE, WEIGHTS
 from .model.files import Weights
 from .options.efforts import EFFORTS, chosen
 from .options.given_ranges import GivenRanges
@@ -141,6 +142,11 @@ class Job:
     def opponent(self) -> str:
         """The model that INT8 is compared with, in words."""
         return "the dynamically quantized model" if self.restored else "float"
+
+    @property
+    def simple_name(self) -> str:
+        """The simplified model, in words."""
+        return WEIGHTS if self.restored else SIMPLE
 
     @property
     def static(self) -> bool:

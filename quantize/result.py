@@ -20,6 +20,7 @@ from .accuracy.verdict import (
     MISSED,
     NO_MORE,
     NOT_INT8,
+    SIMPLE,
     Row,
     accuracy_rows,
     answers_lost,
@@ -61,6 +62,19 @@ class Timed:
     int8: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A given model that computes its ranges at run time, beside the output and beside its own float weights.
+
+    Attributes:
+        output: The given model against the output: what changes for who replaces the one by the other.
+        own: The float weights against the given model: the error that it has itself.
+    """
+
+    output: Accuracy
+    own: Accuracy
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The model that `quantize_model` wrote, with all measurements.
@@ -95,6 +109,8 @@ class Result:
         native: The native operators of the output; None without any.
         promise: Whether the output keeps the promise of accuracy; None if it was not judged.
         opponent: The model that INT8 is compared with, in words.
+        simple: The third model of the latencies, in words.
+        given: How far the given model is from the output, and from its float weights; None where it is a float model.
         runtime: What ran the models: name, version, and the type of float operators if it is not float32 alone.
         runtimes: By runtime, the times of the float model and of what was made for it; empty for one runtime.
     """
@@ -128,6 +144,8 @@ class Result:
     native: NativeUse | None = None
     promise: Promise | None = None
     opponent: str = "float"
+    simple: str = SIMPLE
+    given: Given | None = None
     runtime: str = ""
     runtimes: Mapping[str, Timed] = field(default_factory=dict)
 
@@ -146,7 +164,10 @@ class Result:
             lost = "accuracy not measured"
         else:
             lost = answers_lost(self.accuracy, self.measured_on)
-        text = verdict(self.latencies, (self.float_bytes, self.int8_bytes), lost)
+        if self.given is not None and self.search is None:
+            changed = answers_lost(self.given.output, self.measured_on)
+            lost += f" against its float weights, {changed} against the given model"
+        text = verdict(self.latencies, (self.float_bytes, self.int8_bytes), lost, self.simple)
         alone = " and ".join(self._alone())
         return f"{text}; without the native library {alone}" if alone else text
 
@@ -260,6 +281,7 @@ class Result:
             "promise": self.promise and self.promise.to_json(),
             "search": self.search and self.search.to_json(),
             "rejected": _rejected_json(self),
+            "given": self.given and {"output": accuracy_json(self.given.output), "own": accuracy_json(self.given.own)},
         }
 
 
@@ -292,7 +314,7 @@ def _rows(result: Result) -> Iterator[Row]:
         yield "ranges", result.ranges
     yield from _accuracy(result)
     for timed in result.latencies:
-        yield from latency_rows(timed)
+        yield from latency_rows(timed, result.simple)
     yield from _native(result)
     yield from result.placement.rows()
     yield from _effort(result)
@@ -330,7 +352,14 @@ def _accuracy(result: Result) -> Iterator[Row]:
     yield data_row(result.samples, result.data)
     if result.promise is not None:
         fitted = "" if result.apart or not result.calibration else ", which gave the ranges too"
-        yield promise_row(result.promise, where + fitted)
+        to = "" if result.given is None else "; against the float weights of the given model"
+        yield promise_row(result.promise, where + fitted + to)
+    if result.given is not None:
+        changed, own = (answers_lost(each, where) for each in (result.given.output, result.given.own))
+        yield (
+            "given model",
+            f"the output against it: {changed}; its own error, against its float weights: {own}",
+        )
     shown = result.promise.judge if result.promise is not None else ""
     yield from accuracy_rows(result.accuracy, where, shown, apart=result.apart)
 
@@ -340,7 +369,7 @@ def _rejected(result: Result) -> Iterator[Row]:
     if result.rejected is None:
         return
     rows = list(accuracy_rows(result.rejected[0], result.measured_on, apart=result.apart))
-    rows += (row for timed in result.rejected_latencies for row in latency_rows(timed))
+    rows += (row for timed in result.rejected_latencies for row in latency_rows(timed, result.simple))
     yield from ((f"rejected {name}" if name else "", value) for name, value in rows)
 
 

@@ -22,6 +22,8 @@ Row: TypeAlias = tuple[str, str]
 """A name and a value; the name is empty where a row continues the row above."""
 
 SIMPLER = 1.2  # a simplified float model this many times as fast as the user's is named in the first line
+SIMPLE, WEIGHTS = "simplified float", "float weights of the given model"
+"""The float model without which no gain is told: that of a float model, and of one that computes ranges at run time."""
 NOT_INT8 = "NOT INT8"
 NO_MORE = "NO MORE INT8"
 MISSED = "GOAL MISSED"
@@ -61,24 +63,25 @@ def _ratio(before: float, after: float, less: str, more: str, same: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- sentence
 
 
-def verdict(latencies: Sequence[Latency], sizes: tuple[int, int], answers: str) -> str:
+def verdict(latencies: Sequence[Latency], sizes: tuple[int, int], answers: str, simple: str = SIMPLE) -> str:
     """Return the sentence: ``"2.9x faster, 3.9x smaller, 0 of 64 answers changed (calibration data)"``.
 
     Args:
         latencies: Float against INT8 at each batch size.
         sizes: Bytes of the float model and of the INT8 model.
         answers: What the answers of the model lose, and on which data; see `answers_lost` and `score_lost`.
+        simple: What the third model of the latencies is: `SIMPLE` or `WEIGHTS`.
     """
     smaller = _ratio(*sizes, "smaller", "larger", "the same size")
-    return ", ".join(filter(None, (_speed(latencies), smaller, answers)))
+    return ", ".join(filter(None, (_speed(latencies, simple), smaller, answers)))
 
 
-def _speed(latencies: Sequence[Latency]) -> str:
+def _speed(latencies: Sequence[Latency], simple: str) -> str:
     """Return the speed-up at each batch size."""
     if not latencies:
         return "not timed"
     texts = [
-        _ratio(each.float_ms, each.int8_ms, "faster", "slower", "as fast as float") + _remarks(each)
+        _ratio(each.float_ms, each.int8_ms, "faster", "slower", "as fast as float") + _remarks(each, simple)
         for each in latencies
     ]
     if len(texts) == 1:
@@ -86,10 +89,10 @@ def _speed(latencies: Sequence[Latency]) -> str:
     return ", ".join(f"{text} at {each.name}" for text, each in zip(texts, latencies, strict=True))
 
 
-def _remarks(timed: Latency) -> str:
+def _remarks(timed: Latency, simple: str) -> str:
     """Return how much of a speed-up is that of simplified float, and how unsure it is, in parentheses, or nothing."""
-    simple = timed.float_ms / (timed.simple_ms or timed.float_ms)
-    return _in_parentheses(f"simplified float alone {factor(simple)}" if simple >= SIMPLER else "", timed.doubt)
+    gain = timed.float_ms / (timed.simple_ms or timed.float_ms)
+    return _in_parentheses(f"{simple} alone {factor(gain)}" if gain >= SIMPLER else "", timed.doubt)
 
 
 def _in_parentheses(*remarks: str) -> str:
@@ -262,14 +265,14 @@ def metric_rows(found: Versus, where: str) -> Iterator[Row]:
         yield "note", note
 
 
-def latency_rows(timed: Latency) -> Iterator[Row]:
-    """Yield a latency with its speed-up and throughput."""
+def latency_rows(timed: Latency, simple: str = SIMPLE) -> Iterator[Row]:
+    """Yield a latency with its speed-up and throughput; `simple` is what the third model is, as for `verdict`."""
     median = f"median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms"
     rate = f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} {'tokens' if timed.regime else 'items'}/s"
     least = f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x{_in_parentheses(timed.doubt)}"
     yield f"latency, {timed.name}", f"{least} ({median}; {rate})"
     if timed.simple_ms is not None:
-        yield "", f"simplified float {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x"
+        yield "", f"{simple} {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x"
     if timed.shapes:
         yield "", f"timed on {timed.shapes}"
 

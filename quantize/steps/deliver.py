@@ -34,7 +34,7 @@ from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
 from .evidence import RESCUE, evidence_of, gather_evidence, widest
-from .judge import UNMEASURED, if_it_runs, is_slower, judge, measure_accuracy, promised
+from .judge import UNMEASURED, beside_given, if_it_runs, is_slower, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
 from .ranges import TensorRanges
@@ -189,7 +189,7 @@ def _too_slow(job: Job, trial: Trial) -> str:
     if gain >= needed:
         return ""
     first = trial.latencies[0]
-    plain = "" if first.gain == first.speedup else f", {first.gain:.2f}x the speed of simplified float"
+    plain = "" if first.gain == first.speedup else f", {first.gain:.2f}x the speed of {job.simple_name}"
     price = f"; an error of {100 * (needed - 1):.0f} % needs {needed:.2f}x" if gain >= WORTHWHILE else ""
     return f"int8 gains too little here: {_speeds(job, trial.latencies)}{plain}{price}"
 
@@ -343,6 +343,8 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         corrections=tuple(name for name in CORRECTIONS if name in candidate.corrected),
         native=native_use(job, trial),
         opponent=job.opponent,
+        simple=job.simple_name,
+        given=beside_given(job, candidate),
         runtime=str(job.runtime.identity),
         promise=promised(job, trial.accuracy) if job.judged and trial.accuracy.samples else None,
         notes=(

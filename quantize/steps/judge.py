@@ -23,6 +23,7 @@ from ..accuracy.selected_outputs import chosen_outputs, in_place_of, showing, sh
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
 from ..placement.runs import samples_for
+from ..result import Given
 from ..runtime.loads import Load
 from ..runtime.runtimes import Sessions
 from ..runtime.timing import Latency, load_name
@@ -64,8 +65,26 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
         told = partial(_tell, job, total)
         return judge_pair(before, after, samples, told, weights=job.weights, labels="skip")
 
-    found = of_fixed_classes(with_selected_outputs(job, candidate, compare), open_rows(job.simple.graph.outputs))
-    return of_sigmoids(found, sigmoid_outputs(job.simple))
+    return _described(job, with_selected_outputs(job, candidate, compare))
+
+
+def _described(job: Job, found: Accuracy) -> Accuracy:
+    """Return an accuracy with what the float model tells of its outputs."""
+    return of_sigmoids(of_fixed_classes(found, open_rows(job.simple.graph.outputs)), sigmoid_outputs(job.simple))
+
+
+def beside_given(job: Job, candidate: Candidate) -> Given | None:
+    """Compare a given model that computes its ranges at run time with an INT8 model, and with its float weights.
+
+    The accuracy of the INT8 model is judged against the float weights. Its user replaces the given model, whose outputs
+    differ from both. None of a float model, and where the samples judge nothing.
+    """
+    if not job.restored or job.judging is None or not job.judged or not candidate.plan.has_int8:
+        return None
+    samples = judging_samples(job, job.judging)
+    compare = partial(judge_pair, samples=samples, weights=job.weights, labels="skip")
+    found = if_it_runs(lambda: [compare(job.timed, candidate.sessions), compare(job.opened, job.timed)])
+    return None if found is None else Given(*(_described(job, each) for each in found))
 
 
 def measured_error(job: Job, candidate: Candidate) -> float:

@@ -16,10 +16,10 @@ from requant.quantize.accuracy.drop import Versus
 from requant.quantize.accuracy.metrics import metric_named
 from requant.quantize.accuracy.outputs import Accuracy, Labelled
 from requant.quantize.accuracy.promise import promise
-from requant.quantize.accuracy.verdict import latency_rows
+from requant.quantize.accuracy.verdict import WEIGHTS, latency_rows
 from requant.quantize.job import Placement
 from requant.quantize.placement.batches import NATIVE
-from requant.quantize.result import NativeUse
+from requant.quantize.result import Given, NativeUse
 from requant.quantize.runtime.timing import Regime, latency_json
 from requant.transforms.int8.reasons import IN_BLOCKS
 
@@ -70,6 +70,15 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
         {"native": NativeUse(4, 0, "lib.so", 12.4), "opponent": "the dynamically quantized model"},
         "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data); without the native library 4.3x "
         + "the time of the dynamically quantized model",
+    ),
+    "beside a dynamic model": (
+        {
+            "given": Given(replace(CLASSES, agreement=60 / 64), replace(CLASSES, agreement=61 / 64)),
+            "latencies": (replace(FAST, simple_ms=1.45),),
+            "simple": WEIGHTS,
+        },
+        "2.9x faster (float weights of the given model alone 2.0x), 3.9x smaller, 1 of 64 answers changed (calibration "
+        + "data) against its float weights, 4 of 64 answers changed (calibration data) against the given model",
     ),
     "fast without the library": (
         {"native": NativeUse(4, 0, "lib.so", 2.5)},
@@ -311,3 +320,19 @@ def test_a_plan_of_stock_kernels_that_is_faster_than_the_bodies_is_named(
     found = replace(RESULT, latencies=(latency,), native=NativeUse(4, 0, "lib.so", 2.5), placement=placement)
     (row,) = [value for _, value in found.rows() if value.startswith("without this library")]
     assert row == f"without this library 2.500 ms: {latency.float_ms / 2.5:.2f}x{told}"
+
+
+def test_the_rows_tell_both_errors_of_a_dynamic_model() -> None:
+    changed = [replace(CLASSES, agreement=count / 64) for count in (60, 61)]
+    result = replace(RESULT, given=Given(*changed), latencies=(replace(FAST, simple_ms=4.5),), simple=WEIGHTS)
+    rows = dict(result.rows())
+    assert rows["given model"] == (
+        "the output against it: 4 of 64 answers changed (calibration data); its own error, against its float weights: "
+        "3 of 64 answers changed (calibration data)"
+    )
+    assert rows["accuracy"].endswith("; against the float weights of the given model)")
+    assert "float weights of the given model 4.500 ms: 0.64x" in str(result)
+    assert "simplified float" not in str(result)
+    document = result.to_json()["given"]
+    assert (document["output"]["agreement"], document["own"]["agreement"]) == (60 / 64, 61 / 64)
+    assert RESULT.to_json()["given"] is None

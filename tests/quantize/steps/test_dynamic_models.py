@@ -49,6 +49,11 @@ def test_a_dynamic_model_is_quantized_statically(dynamic: Path, tmp_path: Path) 
     assert set(result.kernels) & {"QLinearConv", "MatMulIntegerToFloat"}
     assert result.accuracy.worst_sqnr_db > 25
     assert [note for note in result.notes if note.startswith("4 operators of the model compute their ranges")]
+    assert result.given is not None
+    beside = compare_models(dynamic, tmp_path / "q.onnx", DATA).accuracy
+    assert result.given.output.worst_sqnr_db == pytest.approx(beside.worst_sqnr_db, abs=3)  # of 64 samples, not 16
+    assert result.given.output.worst_sqnr_db < result.accuracy.worst_sqnr_db  # both have an error of their own
+    assert "against the given model" in result.verdict
 
 
 @pytest.mark.parametrize(
