@@ -194,7 +194,7 @@ def possible(inputs: Sequence[InputSpec], outputs: Sequence[InputSpec]) -> tuple
         for after in outputs
         if after.shape and all(isinstance(axis, int) for axis in after.shape[1:]) and fits(after, before)
     ]
-    first = {inputs[0].name}, {outputs[0].name}
+    first = {each.name for each in inputs[:1]}, {each.name for each in outputs[:1]}
     return tuple(
         link
         for link in pairs

@@ -146,6 +146,7 @@ def test_none_turns_it_off() -> None:
         ({"x": (1, 4), "s": (1, "T", 8)}, {"y": (1, 4), "t": (1, "T", 8)}, []),
         ({"x": (1, 4), "s": (1, 8)}, {"y": (1, 4), "t": ()}, []),
         ({"x": (1, 4), "rate": (1,)}, {"y": (1, 4), "length": (1,)}, []),
+        ({"x": (1, 4)}, {}, []),
     ],
 )
 def test_shapes_suggest_a_state(inputs: dict[str, Shape], outputs: dict[str, Shape], expected: list[str]) -> None:
