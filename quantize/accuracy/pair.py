@@ -144,6 +144,7 @@ def time_models(
     threads: int,
     batch: int,
     seconds: float = 2.0,
+    settle: bool = False,
 ) -> Latency:
     """Time models on one feed, in turns. Large models run one after the other.
 
@@ -158,13 +159,14 @@ def time_models(
         batch: Items in the feed.
         seconds: The time for two models together; a third one takes half as much more. On a busy machine they are
             timed up to three times as long.
+        settle: Whether they are timed as long too where INT8 is faster by less than the uncertainty; see `race`.
 
     Raises:
         RequantError: A model cannot be loaded or run.
     """
     if not weights.large:
         runs = [partial(_opened(model, threads), feed) for model in models]
-        return summary(*race(runs, seconds=seconds * len(models) / 2, threads=threads), batch=batch)
+        return summary(*race(runs, seconds=seconds * len(models) / 2, threads=threads, settle=settle), batch=batch)
     gc.collect()
     before, after = (_sessions(model) for model in models[:2])
     loads = (partial(before.fresh, lean=weights.lumpy), after.fresh)

@@ -155,15 +155,30 @@ def _block(run: Run, seconds: float, now: Callable[[], float], least: int) -> li
     return times
 
 
-def race(runs: Sequence[Run], *, seconds: float = 2.0, threads: int = 0) -> list[Times]:
-    """Time functions in turn as `interleave` does, and again, up to `AGAIN` times, until their ratios are sure."""
+def race(runs: Sequence[Run], *, seconds: float = 2.0, threads: int = 0, settle: bool = False) -> list[Times]:
+    """Time functions in turn as `interleave` does, and again, up to `AGAIN` times, until their ratios are sure.
+
+    Args:
+        runs: The functions.
+        seconds: The time for all of them together.
+        threads: Threads inside one operator.
+        settle: Whether they are also timed again while the second one is faster than all others, but by less than the
+            uncertainty of the ratios.
+    """
     found = interleave(runs, seconds=seconds, threads=threads)
     for _ in range(AGAIN):
-        if uncertainty(found) <= SURE:
+        if uncertainty(found) <= SURE and not (settle and _is_open(found)):
             break
         more = interleave(runs, seconds=seconds, threads=threads)
         found = [one.and_more(two) for one, two in zip(found, more, strict=True)]
     return found
+
+
+def _is_open(times: Sequence[Times]) -> bool:
+    """Return whether the second of several functions is the fastest, but by no more than the uncertainty."""
+    first, second, *others = times
+    gain = ratio(min(each.least for each in (first, *others)), second.least)
+    return 1 < gain <= 1 + uncertainty(times)
 
 
 def uncertainty(times: Sequence[Times]) -> float:

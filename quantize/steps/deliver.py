@@ -56,6 +56,7 @@ ADVICE = (
 )
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 LEAST_GIVEN_DB = 8.0  # the least SQNR of a dynamically quantized model that is kept: noise of a sixth of the power
+MOST_DOUBT = 0.1  # a larger gain is believed, however unsure the times of a busy machine are
 INTEGER_ALREADY = frozenset({ALREADY.code, INTEGER.code})  # reasons of float units that compute in integers already
 SHORT = 0.75  # a file of at most this share of its weights in float32 stores them in another form
 PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
@@ -179,18 +180,20 @@ def _too_slow(job: Job, trial: Trial) -> str:
 
     A loss of accuracy needs a gain: with a relative error of 5 %, INT8 must be 1.05 times as fast as the faster float
     model. With several batch sizes, INT8 is too slow if at one of them it loses as much as it gains at any of them: the
-    worst ratio to the faster model decides, as between plans.
+    worst ratio to the faster model decides, as between plans. A gain within the uncertainty of the times is none.
     """
     if not job.policy.timed or not trial.latencies:
         return ""
     gains = [latency.gain for latency in trial.latencies]
     gain = max(gains) / max(1.0, 1 / min(gains))
     needed = max(WORTHWHILE, 1 + promised(job, trial.accuracy).error) if job.judged else WORTHWHILE
-    if gain >= needed:
+    unsure = min(max(each.uncertainty for each in trial.latencies), MOST_DOUBT)
+    if gain >= max(needed, 1 + unsure):
         return ""
     first = trial.latencies[0]
     plain = "" if first.gain == first.speedup else f", {first.gain:.2f}x the speed of {job.simple_name}"
-    price = f"; an error of {100 * (needed - 1):.0f} % needs {needed:.2f}x" if gain >= WORTHWHILE else ""
+    price = f"; an error of {100 * (needed - 1):.0f} % needs {needed:.2f}x" if WORTHWHILE <= gain < needed else ""
+    price = f"; the times are unsure by {100 * unsure:.0f} %, which is more" if gain >= needed else price
     return f"int8 gains too little here: {_speeds(job, trial.latencies)}{plain}{price}"
 
 

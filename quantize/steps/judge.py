@@ -213,5 +213,6 @@ def _timed_at(job: Job, candidate: Candidate, load: Load, share: float = 1.0) ->
         threads=job.options.threads,
         batch=load.batch,
         seconds=job.options.seconds * share,
+        settle=share == 1.0 and candidate.plan.has_int8,
     )
     return replace(found, regime=load.regime, shapes=load.shapes)

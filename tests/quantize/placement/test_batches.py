@@ -415,6 +415,27 @@ def test_batch_sizes_that_run_too_briefly_are_placed_by_rules(model: Path) -> No
     assert [each.batch for each in found.latencies] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("gain", "unsure", "told"),
+    [
+        (1.06, 0.03, ""),
+        (1.06, 0.08, "1.06x the speed of float (machine busy, +-8 %); the times are unsure by 8 %, which is more"),
+        (1.08, 0.5, "1.08x the speed of float (machine busy, +-50 %); the times are unsure by 10 %, which is more"),
+        (1.12, 0.5, ""),
+        (1.01, 0.08, "1.01x the speed of float (machine busy, +-8 %)"),
+    ],
+)
+def test_a_gain_within_the_uncertainty_of_its_times_is_none(
+    model: Path, monkeypatch: pytest.MonkeyPatch, gain: float, unsure: float, told: str
+) -> None:
+    timed = Latency(gain, 1.0, gain, 1.0, runs=5, uncertainty=unsure)
+    monkeypatch.setattr("requant.quantize.steps.judge.time_models", lambda *_, **__: timed)
+    options = Options(place="rules", isa="vnni", effort="low")
+    found = quantize_model(model, str(model.with_name("d.npz")), model.parent / "q.onnx", options)
+    assert found.why_not.partition(": the output")[0] == (f"int8 gains too little here: {told}" if told else "")
+    assert bool(found.int8_nodes) is not bool(told)
+
+
 def pretend(monkeypatch: pytest.MonkeyPatch, speedups: Mapping[int, float], step: str = "judge") -> None:
     """Let INT8 be this many times as fast as float, by batch size."""
 

@@ -179,6 +179,24 @@ def test_what_is_unsure_is_timed_again_until_it_is_sure(machine: Machine, monkey
     assert len(unsure[0].seconds) == (1 + AGAIN) * LEAST_ROUNDS * TURN
 
 
+@pytest.mark.parametrize(
+    ("int8", "simple", "again"),
+    [(0.98, 1.02, AGAIN), (0.98, 0.97, 0), (1.02, 1.03, 0), (0.8, 1.0, 0)],
+    ids=["within the uncertainty", "slower than simplified float", "slower", "far outside of it"],
+)
+def test_a_gain_within_its_uncertainty_is_timed_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, int8: float, simple: float, again: int
+) -> None:
+    monkeypatch.setattr(clock, "AGAIN", AGAIN)
+    monkeypatch.setattr(clock, "uncertainty", lambda _: 0.04)  # as sure as other measurements need to be
+    for settle in (True, False):
+        runs = [machine.run("f", [1.0]), machine.run("q", [int8]), machine.run("s", [simple])]
+        found = race(runs, seconds=0.0, threads=1, settle=settle)
+        one = len(found[0].seconds) // (1 + again * settle)
+        assert one * (1 + again * settle) == len(found[0].seconds)
+        assert one == len(race(runs, seconds=0.0, threads=1)[0].seconds)
+
+
 # ------------------------------------------------------------------------------------------------------------- latency
 
 
