@@ -11,6 +11,7 @@ import onnx_ir as ir
 from .graph import (
     add_initializer,
     computing_nodes,
+    constant,
     graph_of,
     insert_before,
     is_standard,
@@ -19,11 +20,13 @@ from .graph import (
     node_name,
     one_number,
     producer_of,
+    remove_unread,
     replace_node,
     sole_reader,
     unused_name,
 )
 from .inference import Known
+from .patterns.attention import is_scaled_product
 from .registry import Change, transform
 
 HIDDEN = -1e4  # a score of at most so much has no share of a softmax, beside scores that stand in front of it
@@ -40,6 +43,8 @@ def where_to_add(model: ir.Model) -> Change:
         Many networks of speech and older decoders mask so. The mask is often smaller than the scores, all layers share
         it, and the rest is attention as in other networks. Shares stay equal, also where all scores of a row are
         hidden: the sum is -1e30 for each of them.
+    Before:  p = Softmax(Where(m, -1e9, Add(MatMul(q, k), r)))
+    After:   p = Softmax(Add(MatMul(q, k), Where(m, -1e30, r))): one mask, as native attention takes it
     Before:  y = Where(m, 0, Softmax(Where(m, -1e9, s))), and no other operator reads the Softmax
     After:   y = Where(IsNaN(p), 0, p), p = Softmax(Add(s, Where(m, -infinity, 0)))
         A row whose scores are all hidden is 0 in both.
@@ -97,8 +102,23 @@ def _is_product(value: ir.Value | None) -> bool:
             return True
         if node.op_type not in SCALING:
             return False
-        value = next((each for each in node.inputs if one_number(each, 1) is None), None)
+        operands = [each for each in node.inputs if one_number(each, 1) is None]
+        if len(operands) > 1 and node.op_type == "Add":
+            return any(_is_product(each) for each in operands)
+        value = next(iter(operands), None)
     return False
+
+
+def _added(scores: ir.Value, where: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """Return a product and what is added to it, if only a Where reads the sum; None for other scores."""
+    add = made_by(scores, "Add") if sole_reader(scores) is where else None
+    if add is None or add.domain:
+        return None
+    products = [is_scaled_product(value) for value in add.inputs]
+    if sum(products) != 1:
+        return None
+    one, other = add.inputs if products[0] else reversed(add.inputs)
+    return None if one is None or other is None or constant(other) is not None else (one, other)
 
 
 def _add_mask(where: ir.Node, softmax: ir.Node, found: _Hidden, taken: set[str]) -> None:
@@ -109,11 +129,14 @@ def _add_mask(where: ir.Node, softmax: ir.Node, found: _Hidden, taken: set[str])
     least = -math.inf if guard is not None or found.number == -math.inf else LOWEST
     graph, stem = graph_of(where), node_name(where)
     sides: list[ir.Value | None] = [where.inputs[0]] * 3
+    scores, sides[found.stay] = _added(found.scores, where) or (found.scores, None)
     for place, name, number in ((3 - found.stay, "hidden", least), (found.stay, "seen", 0)):
-        sides[place] = add_initializer(graph, unused_name(taken, f"{stem}/{name}"), np.array(number, np.float32))
+        if name == "hidden" or sides[place] is None:
+            sides[place] = add_initializer(graph, unused_name(taken, f"{stem}/{name}"), np.array(number, np.float32))
     mask = insert_before(where, taken, "Where", sides, stem=f"{stem}/mask")
     mask.type = ir.TensorType(ir.DataType.FLOAT)
-    replace_node(where, ir.node("Add", [found.scores, mask], name=stem))
+    replace_node(where, ir.node("Add", [scores, mask], name=stem))
+    remove_unread([found.scores.producer()])
     if guard is not None:
         is_nan = insert_before(guard, taken, "IsNaN", softmax.outputs, stem=f"{node_name(guard)}/nan")
         is_nan.type = ir.TensorType(ir.DataType.BOOL)

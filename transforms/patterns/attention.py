@@ -321,6 +321,17 @@ def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
     return None
 
 
+def is_scaled_product(value: ir.Value | None) -> bool:
+    """Whether a tensor is a product of matrices, perhaps scaled."""
+    while (node := value.producer() if value is not None else None) is not None:
+        if _is(node, "MatMul"):
+            return True
+        if (found := scaled(node)) is None:
+            return False
+        value, _ = found
+    return False
+
+
 # ----------------------------------------------------------------------------------------------------- one operator
 
 

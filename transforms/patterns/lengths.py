@@ -57,6 +57,10 @@ class Lengths:
         # exporters may name all free axes "?": a name that one input has twice, and none beside others, says nothing
         self._vague = {name for names in named for name in names if names.count(name) > 1} - apart
 
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
+        """Return the element type of a tensor; None if it is not known."""
+        return self._known.dtype(value)
+
     def of(self, value: ir.Value | None) -> Named | None:
         """Return the lengths of the axes of a tensor; None if the rank is unknown."""
         if value not in self._found:
