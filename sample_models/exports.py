@@ -335,6 +335,29 @@ EXPORTS: dict[str, Export] = {
         }}""",
         weights=HEADS,
     ),
+    "disentangled": Export(
+        text=f"""g (float[N,6,32] x, bool[N,1,6,6] mask, int64[1,6,6] places) => (float[N,6,32] y)
+            <int64[4] apart = {{0, 0, 4, 8}}, int64[3] flat = {{-1, 6, 8}}, int64[4] scores = {{-1, 4, 6, 6}},
+            int64[3] back = {{-1, 6, 6}}, int64[4] split = {{-1, 4, 6, 8}}, int64[3] whole = {{0, 0, 32}},
+            float root = {{4.898979}}, float low = {{-3.4e38}}, int64[1] zero = {{0}}, int64[1] four = {{4}},
+            int64[2] rest = {{6, 6}}, int64[2] once = {{1, 1}}> {{
+            a = MatMul(x, query)  b = MatMul(x, key)  c = MatMul(x, value)
+            q1 = Reshape(a, apart)  k1 = Reshape(b, apart)  v1 = Reshape(c, apart)
+            q2 = Transpose{TURN}(q1)  k2 = Transpose{TURN}(k1)  v2 = Transpose{TURN}(v1)
+            q = Reshape(q2, flat)  k = Reshape(k2, flat)  v = Reshape(v2, flat)
+            kt = Transpose<perm = [0, 2, 1]>(k)  kd = Div(kt, root)  s = MatMul(q, kd)
+            l = Shape(x)  n = Gather(l, zero)  h = Mul(n, four)  te = Concat<axis = 0>(h, rest)
+            e = Expand(places, te)  tt = Concat<axis = 0>(n, once)  pk = Tile(keys, tt)  pq = Tile(queries, tt)
+            pkt = Transpose<perm = [0, 2, 1]>(pk)  pqt = Transpose<perm = [0, 2, 1]>(pq)
+            f = MatMul(q, pkt)  fg = GatherElements<axis = -1>(f, e)  fd = Div(fg, root)
+            i = MatMul(k, pqt)  ig = GatherElements<axis = -1>(i, e)  it = Transpose<perm = [0, 2, 1]>(ig)
+            id = Div(it, root)  r = Add(fd, id)  m = Add(s, r)  m4 = Reshape(m, scores)  hidden = Not(mask)
+            w = Where(hidden, low, m4)
+            p4 = Softmax<axis = -1>(w)  p = Reshape(p4, back)  o = MatMul(p, v)  o4 = Reshape(o, split)
+            t = Transpose{TURN}(o4)  z = Reshape(t, whole)  y = MatMul(z, out)
+        }}""",
+        weights={**HEADS, "keys": (4, 8, 8), "queries": (4, 8, 8)},
+    ),
     "rms-norm-in-parts": Export(
         text="""g (float[N,8,32] x) => (float[N,8,32] y) <float two = {2}, float small = {1e-6}, int64[1] last = {-1}> {
             e = Pow(x, two)  m = ReduceMean(e, last)  a = Add(m, small)  r = Sqrt(a)  i = Reciprocal(r)  n = Mul(x, i)

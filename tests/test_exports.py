@@ -148,6 +148,7 @@ def test_a_hard_swish_is_two_operators_and_runs_in_integers(name: str, model: Pa
         ("multi-head-shares", ["Attention"]),
         ("merged-heads", ["Attention"]),
         ("masked-fill", ["Attention"]),
+        ("disentangled", ["Attention"]),
         ("learned-affine", ["Convolution", "Convolution"]),
     ],
 )
