@@ -13,6 +13,7 @@ from .graph import (
     constant,
     graph_of,
     insert_before,
+    integers_of,
     names,
     node_name,
     remove_unread,
@@ -20,7 +21,7 @@ from .graph import (
     unused_name,
 )
 from .merged_heads import ROWS_TURNED, Count, MergedHeads, merging
-from .patterns.lengths import Lengths, part, standard
+from .patterns.lengths import Lengths, standard
 from .registry import Change, LeftAlone, transform
 
 
@@ -198,7 +199,7 @@ def _place(region: MergedHeads, reader: ir.Node, name: str) -> tuple[ir.Value, i
 def _origin(value: ir.Value, axis: int) -> tuple[ir.Value, int]:
     """Return the tensor, and its axis, from which a Transpose and a Reshape take an axis of theirs."""
     while (node := standard(value)) is not None and node.inputs[0] is not None:
-        target = part(node.inputs[1]) if node.op_type == "Reshape" else None
+        target = integers_of(node.inputs[1]) if node.op_type == "Reshape" else None
         if node.op_type == "Transpose" and "perm" in node.attributes:
             axis = node.attributes.get_ints("perm")[axis]
         elif target is None or axis >= len(target) or target[axis] != 0:

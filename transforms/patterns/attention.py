@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ..graph import MS, constant, integers_of, is_standard, key, one_number, sole_reader, unread
+from ..graph import MS, constant, integers_of, is_standard, key, one_number, producer_of, sole_reader, unread
 
 GROUP_QUERY = f"{MS}.GroupQueryAttention"
 HEADS = (0, 2, 1, 3)
@@ -323,8 +323,8 @@ def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 def is_scaled_product(value: ir.Value | None) -> bool:
     """Whether a tensor is a product of matrices, perhaps scaled."""
-    while (node := value.producer() if value is not None else None) is not None:
-        if _is(node, "MatMul"):
+    while (node := producer_of(value)) is not None:
+        if is_standard(node, "MatMul"):
             return True
         if (found := scaled(node)) is None:
             return False
