@@ -42,7 +42,7 @@ def find_group_norm(node: ir.Node, shapes: Mapping[str, Shape]) -> list[ir.Node]
 
         Reshape(x, (N, groups, -1)); InstanceNormalization; Reshape(., the shape of x); Mul(., scale); Add(., shift)
 
-    where the Mul and the Add may be missing. The tensors between them have no other readers.
+    A Mul and an Add behind the operator or the Reshape belong to it. The tensors between them have no other readers.
 
     Args:
         node: A node.
@@ -50,15 +50,17 @@ def find_group_norm(node: ir.Node, shapes: Mapping[str, Shape]) -> list[ir.Node]
     """
     if node.op_type not in OPERATORS or node.domain or not node.inputs:
         return []
-    shape, front = _shape(node.outputs[0], shapes), made_by(node.inputs[0], "Reshape")
-    nodes = [node]
+    shape, front, nodes = _shape(node.outputs[0], shapes), made_by(node.inputs[0], "Reshape"), [node]
     if len(shape) == GROUPED and node.op_type == OPERATORS[0] and front is not None:
         nodes = _regrouped(front, node, shapes) if sole_reader(front.outputs[0]) is node else []
-    elif len(shape) != IMAGE:
-        nodes = []
-    shape = _shape(nodes[-1].outputs[0], shapes) if nodes else ()
-    channels = shape[CHANNELS] if shape else None
-    return nodes if isinstance(channels, int) and group_norm_of(nodes, channels) is not None else []
+        shape = _shape(nodes[-1].outputs[0], shapes) if nodes else ()
+    channels = shape[CHANNELS] if len(shape) == IMAGE else None
+    if not isinstance(channels, int):
+        return []
+    gain = of_each_place(nodes[-1], "Mul", CHANNELS, shape)
+    shift = of_each_place(nodes[-1] if gain is None else gain[0], "Add", CHANNELS, shape)
+    nodes += [step[0] for step in (gain, shift) if step is not None]
+    return nodes if group_norm_of(nodes, channels) is not None else []
 
 
 def _shape(value: ir.Value | None, shapes: Mapping[str, Shape]) -> Shape:
@@ -67,24 +69,15 @@ def _shape(value: ir.Value | None, shapes: Mapping[str, Shape]) -> Shape:
 
 
 def _regrouped(front: ir.Node, norm: ir.Node, shapes: Mapping[str, Shape]) -> list[ir.Node]:
-    """Return the nodes from the Reshape to groups to what stands behind the Reshape back; none for another form."""
+    """Return the Reshape to groups, the operator and the Reshape back; nothing if they have another form."""
     back = behind(norm, ("Reshape",), place=0)
     image, grouped = (_shape(value, shapes) for value in (front.inputs[0], front.outputs[0]))
     result = _shape(back[0].outputs[0], shapes) if back else ()
     if len(image) != IMAGE or len(result) != IMAGE or None in image[1:] or image[1:] != result[1:]:
         return []
     channels, groups = image[CHANNELS], grouped[1]
-    if (
-        not isinstance(channels, int)
-        or not isinstance(groups, int)
-        or channels % groups
-        or not _keeps_batch(front, image, grouped)
-    ):
-        return []
-    nodes = [front, norm, *back]
-    gain = of_each_place(nodes[-1], "Mul", CHANNELS, result)
-    shift = of_each_place(nodes[-1] if gain is None else gain[0], "Add", CHANNELS, result)
-    return [*nodes, *(step[0] for step in (gain, shift) if step is not None)]
+    whole = isinstance(channels, int) and isinstance(groups, int) and channels % groups == 0
+    return [front, norm, *back] if whole and _keeps_batch(front, image, grouped) else []
 
 
 def _keeps_batch(front: ir.Node, image: Shape, grouped: Shape) -> bool:

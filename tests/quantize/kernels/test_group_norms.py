@@ -180,6 +180,10 @@ FOUND_AS: dict[str, tuple[str, int]] = {
     "a group norm": ("y = GroupNormalization <num_groups = 4> (x, ones8, zeros8)", 1),
     "a group norm with scales of groups": ("y = GroupNormalization <num_groups = 2> (x, ones2, zeros2)", 1),
     "a group norm in parts": (PARTS, 5),
+    "an instance norm with scale and shift behind it": (
+        "c = InstanceNormalization(x, ones8, zeros8) d = Mul(c, w) y = Add(v, d)",
+        3,
+    ),
     "without a shift": (PARTS.replace("d = Mul(c, w) y = Add(d, v)", "y = Mul(c, w)"), 4),
     "without scale and shift": (
         PARTS.replace("c = Reshape(b, s)\n           d = Mul(c, w) y = Add(d, v)", "y = Reshape(b, s)"),
