@@ -51,11 +51,9 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """By machine the sources for further instruction sets, with the options that enable them."""
-NO_TABLES = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
-"""No tables of the stack for functions that cannot throw: they are a hundredth of the library."""
-NO_EXCEPTIONS = ("-fno-exceptions",)
-"""For the kernels, which throw nothing: without it, the tables of functions that allocate are 3 % of the library. If no
-memory is left, the process ends."""
+NO_TABLES = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-g0")
+"""No tables of the stack for functions that cannot throw: they are a hundredth of the library. Debug information, which
+the compiler of ziglang adds by itself, would have them too."""
 SANITIZED = ("-O1", "-g", "-fsanitize=undefined", "-fno-sanitize-recover=all")
 
 
@@ -108,9 +106,9 @@ def kernels_of(machine: str) -> tuple[str, ...]:
 def _linked(target: str, sources: Sequence[str], options: Sequence[str], linked: Sequence[str]) -> bytes:
     """Compile sources and link them in this order: the linker keeps the first copy of a template."""
     compiler = [sys.executable, "-m", "ziglang", "c++", "-target", target]
-    enabled: dict[str, tuple[str, ...]] = dict.fromkeys(OPERATORS_SOURCES, SMALL)
-    enabled |= dict.fromkeys(("together", "target_portable"), (*SMALL, *NO_EXCEPTIONS))
-    enabled |= {name: (*flags, *NO_EXCEPTIONS) for each in TARGETS.values() for name, flags in each.items()}
+    enabled = dict.fromkeys((*OPERATORS_SOURCES, "together", "target_portable"), SMALL) | {
+        name: flags for each in TARGETS.values() for name, flags in each.items()
+    }
     with tempfile.TemporaryDirectory() as folder:
 
         def compiled(name: str) -> str:

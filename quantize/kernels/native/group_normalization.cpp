@@ -3,7 +3,8 @@
 // Inputs: x, x_scale, x_zero_point, scale, B, y_scale, y_zero_point; all but x are constants. scale and B have a value for each
 // channel, the others have one. Attributes: `num_groups` and `epsilon`, and `least` and `most`, which clip the result.
 //
-//   y = clip(rint((x_scale * (x - mean) / sqrt(x_scale^2 * variance + epsilon) * scale + B) / y_scale) + y_zero_point, least, most)
+//   y = clip(rint((x_scale * (x - mean) / sqrt(x_scale^2 * variance + epsilon) * scale + B) / y_scale) + y_zero_point,
+//            least, most)
 //
 // The mean and the variance are those of the integers x of a group; their sums are exact.
 #include <algorithm>
@@ -43,27 +44,10 @@ class GroupNormalizationKernel {
     const ort::Tensor x = run.input(0);
     require(x.shape.size() == 4 && x.shape[3] == channels(), "x must be (batch, height, width, channels)");
     uint8_t* const y = run.output(x.shape);
-    if (x.size() == 0) return;
-    const int64_t pixels = x.shape[1] * x.shape[2], batch = x.shape[0], length = together_ * channels();
-    const int64_t step = std::max<int64_t>(1, std::min(kPart, kMostPixels * channels()) / length) * length;  // of a part
-    const int64_t all = pixels * channels(), parts = divided(all, step);
-    thread_local std::vector<uint32_t> moments;  // grows to the largest image
-    moments.assign(static_cast<size_t>(batch * parts * 2 * length), 0);
-    uint32_t* const sums = moments.data();  // those of this thread, also in others
-    run.parallel(static_cast<size_t>(batch * parts), [&](size_t index) {
-      const Part part = part_of(static_cast<int64_t>(index), parts, step, all);
-      add_part(x.as<uint8_t>() + part.first, part.count, sums + static_cast<int64_t>(index) * 2 * length);
-    });
-    thread_local std::vector<BentLines> images;
-    images.resize(static_cast<size_t>(batch));
-    for (int64_t image = 0; image < batch; ++image)
-      fill(sums + image * parts * 2 * length, parts, static_cast<double>(pixels), images[static_cast<size_t>(image)]);
-    const BentLines* const lines = images.data();
-    run.parallel(static_cast<size_t>(batch * parts), [&](size_t index) {
-      const Part part = part_of(static_cast<int64_t>(index), parts, step, all);
-      target_.vectors.bend_lines(lines[static_cast<int64_t>(index) / parts], x.as<uint8_t>() + part.first, y + part.first,
-                                 static_cast<size_t>(part.count));
-    });
+    const int64_t pixels = x.shape[1] * x.shape[2], size = pixels * channels();
+    if (size == 0) return;
+    for (int64_t image = 0; image < x.shape[0]; ++image)
+      normalize(run, x.as<uint8_t>() + image * size, y + image * size, pixels);
   }
 
  private:
@@ -74,14 +58,25 @@ class GroupNormalizationKernel {
   static constexpr float kMost = 0x1p60f;          // values of scale and B are below it
   static constexpr double kSteepest = 0x1p30;      // steps of the result: far more than it has
 
-  // Some values of an image, whole pixels: where they begin, and how many they are.
-  struct Part {
-    int64_t first, count;
-  };
-
-  static Part part_of(int64_t index, int64_t parts, int64_t step, int64_t all) {
-    const int64_t start = index % parts * step;
-    return {index / parts * all + start, std::min(step, all - start)};
+  // Normalizes an image.
+  void normalize(const ort::Run& run, const uint8_t* x, uint8_t* y, int64_t pixels) const {
+    const int64_t length = together_ * channels(), all = pixels * channels();
+    const int64_t step = std::max<int64_t>(1, std::min(kPart, kMostPixels * channels()) / length) * length;
+    const int64_t parts = divided(all, step);
+    thread_local std::vector<uint32_t> moments;  // both grow to the largest image
+    thread_local BentLines lines;
+    moments.assign(static_cast<size_t>(parts * 2 * length), 0);
+    uint32_t* const sums = moments.data();  // those of this thread, also in others
+    run.parallel(static_cast<size_t>(parts), [&](size_t part) {
+      const int64_t first = static_cast<int64_t>(part) * step;
+      add_part(x + first, std::min(step, all - first), sums + static_cast<int64_t>(part) * 2 * length);
+    });
+    fill(sums, parts, static_cast<double>(pixels), lines);
+    const BentLines* const made = &lines;
+    run.parallel(static_cast<size_t>(parts), [&](size_t part) {
+      const int64_t first = static_cast<int64_t>(part) * step;
+      target_.vectors.bend_lines(*made, x + first, y + first, static_cast<size_t>(std::min(step, all - first)));
+    });
   }
 
   static int byte(const ort::Node& node, const char* name, int64_t otherwise) {
