@@ -83,7 +83,6 @@ EXPECTED_TRANSFORMS = (
     "set_device",
     "scale_before_clip",
     "simplify_reshapes",
-    "sink_merged_heads",
     "sink_squeezes",
     "sink_transposes",
     "sort_by_execution_order",

@@ -79,11 +79,11 @@ def model_of(sizes: Sizes, *, rows_first: bool, mask: str = "none", axis: int = 
     )
 
 
-def computed(proto: onnx.ModelProto, seed: int) -> Any:
-    """Return the result of a model for random inputs."""
+def computed(proto: onnx.ModelProto, seed: int, output: str = "y") -> Any:
+    """Return a result of a model for random inputs."""
     random, session = np.random.default_rng(seed), ort.InferenceSession(proto.SerializeToString())
     results: Any = session.run(
-        None, {each.name: random.normal(size=each.shape).astype(np.float32) for each in session.get_inputs()}
+        [output], {each.name: random.normal(size=each.shape).astype(np.float32) for each in session.get_inputs()}
     )
     return results[0]
 
@@ -106,8 +106,32 @@ def computed(proto: onnx.ModelProto, seed: int) -> Any:
 def test_outputs_stay(sizes: Sizes, rows_first: bool, mask: str, axis: int, seed: int) -> None:
     proto = model_of(sizes, rows_first=rows_first, mask=mask, axis=axis)
     model = ir.from_proto(proto)
+    assert split_merged_heads(model).applied == 1 + (mask == "split")  # in front of the mask, and behind it
+    np.testing.assert_allclose(computed(ir.to_proto(model), seed), computed(proto, seed), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows_first", [True, False], ids=["rows first", "batch first"])
+def test_shares_may_be_returned(rows_first: bool) -> None:
+    text = onnx.printer.to_text(model_of(Sizes(), rows_first=rows_first))
+    shares = "p4 = Reshape(p, ts) mean = ReduceMean<axes = [1], keepdims = 0>(p4) }"
+    proto = onnx.parser.parse_model(text[: text.rindex("}")].replace("] y)", "] y, float[C,D,E] mean)") + shares)
+    model = ir.from_proto(proto)
     assert split_merged_heads(model).applied == 1
-    np.testing.assert_array_equal(computed(ir.to_proto(model), seed), computed(proto, seed))
+    (split,) = (node for node in model.graph if node.op_type == "ReduceMean")
+    assert split.inputs[0] is next(node.outputs[0] for node in model.graph if node.op_type == "Softmax")
+    for name in ("y", "mean"):
+        found, wanted = (computed(each, 0, name) for each in (ir.to_proto(model), proto))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
+
+
+def test_a_mask_with_more_axes_than_scores_stays() -> None:
+    shape = "{batch},1,{rows},{keys}"
+    text = onnx.printer.to_text(model_of(Sizes(batch=1), rows_first=True, mask="of one")).replace(
+        "float[1,4,5] mask", f"float[{shape.format(**vars(Sizes(batch=1)))}] mask"
+    )
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    change = split_merged_heads(model)
+    assert (change.applied, [*change.skipped]) == (0, ["operators"])
 
 
 @pytest.mark.parametrize("mask", sorted(MASKS))
@@ -124,10 +148,10 @@ def test_the_rest_is_attention(rows_first: bool, mask: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("Softmax<axis = -1>", "Softmax<axis = 1>", "scores"),
-        ("m = Div(s, scale)", "m = Abs(s)", "scores"),
-        ("m = Div(s, scale)", "r = Reshape(s, tm) m = Add(s, r)", "scores"),
-        ("t = Transpose<perm = [1, 0, 2]>(a)", "t = Neg(a)", "result"),
+        ("Softmax<axis = -1>", "Softmax<axis = 1>", "operators"),
+        ("m = Div(s, scale)", "m = Abs(s)", "operators"),
+        ("m = Div(s, scale)", "r = Reshape(s, tm) m = Add(s, r)", "heads"),
+        ("t = Transpose<perm = [1, 0, 2]>(a)", "t = Neg(a)", "operators"),
         ("vr = Reshape(w, tk) v = Transpose<perm = [1, 0, 2]>(vr)", "v = Reshape(w, tm)", "heads"),
     ],
     ids=["another axis", "another operator", "a computed mask", "no split", "values"],

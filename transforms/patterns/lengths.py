@@ -56,6 +56,11 @@ class Lengths:
         apart = {name for names in named if len({*names}) > 1 for name in names}
         # exporters may name all free axes "?": a name that one input has twice, and none beside others, says nothing
         self._vague = {name for names in named for name in names if names.count(name) > 1} - apart
+        self._inputs: dict[str | None, tuple[ir.Value, int]] = {}  # the first axis that has the length of a name
+        for value in model.graph.inputs:
+            for axis, length in enumerate(self.of(value) or ()):
+                if isinstance(length, str):
+                    self._inputs.setdefault(length, (value, axis))
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Return the element type of a tensor; None if it is not known."""
@@ -124,7 +129,7 @@ class Lengths:
     def kept(self, x: ir.Value | None, lengths: Sequence[Length]) -> list[int]:
         """Return lengths as numbers: 0 for one that is that of the same axis of x, -1 for others that are computed."""
         return [
-            length if isinstance(length, int) else 0 if self._is_kept(length, x, axis) else -1
+            length if isinstance(length, int) else 0 if self.is_axis(length, x, axis) else -1
             for axis, length in enumerate(lengths)
         ]
 
@@ -161,20 +166,22 @@ class Lengths:
         (axis,), (multiple,) = free, multiples
         whole = math.prod(length for length in shape if isinstance(length, int))
         known = multiple.times * math.prod(length for length in others if length > 0)
-        if 0 in others or not whole or not self._is_kept(replace(multiple, times=1), x, axis):
+        if 0 in others or not whole or not self.is_axis(replace(multiple, times=1), x, axis):
             return None
         if whole % known or others.count(-1) > 1 or (-1 not in others and whole != known):
             return None
         numbers = [length if isinstance(length, int) else 0 for length in lengths]
         return [{0: -1, -1: whole // known}.get(number, number) for number in numbers]
 
-    def _is_kept(self, length: Axis | None, x: ir.Value | None, axis: int) -> bool:
-        """Whether a computed length is that of an axis of x: of x itself, or of a tensor with an axis like it."""
+    def is_axis(self, length: Length, x: ir.Value | None, axis: int) -> bool:
+        """Whether a length is that of an axis of x: a number, the length of x itself, or of an axis like it."""
+        if isinstance(length, int):
+            return [*(self.of(x) or ())][axis : axis + 1] == [length]
         if length is None or x is None or length.times != 1:
             return False
         names = self._name(length.tensor, length.index), self._name(x, axis)
         same = None not in names and names[0] == names[1]
-        return same or self._like(length.tensor, length.index) == self._like(x, axis)
+        return same or self.origin(length.tensor, length.index) == self.origin(x, axis)
 
     def _name(self, x: ir.Value, axis: int) -> str | None:
         """Return the name of the length of an axis; None without one."""
@@ -227,17 +234,27 @@ class Lengths:
             return [None] if one else None
         return None
 
-    def _like(self, x: ir.Value | None, axis: int) -> tuple[ir.Value | None, int]:
+    def number(self, length: Length) -> int | None:
+        """Return a length as a number, if it is that of a known axis; None for others."""
+        if not isinstance(length, Axis):
+            return length
+        x, axis = self.origin(length.tensor, length.index)
+        known = [*(self.of(x) or ())][axis : axis + 1]
+        return known[0] * length.times if known and isinstance(known[0], int) else None
+
+    def origin(self, x: ir.Value, axis: int) -> tuple[ir.Value, int]:
         """Return the first tensor with an axis that has the length of an axis of x, and this axis.
 
-        Products, biases, further axes (Unsqueeze) and repeated ones (Expand) tell so.
+        Products, biases, further axes (Unsqueeze), repeated ones (Expand, Tile), and Transposes and Reshapes tell so.
         """
-        while (node := standard(x)) is not None and x is not None:
+        while (node := standard(x)) is not None:
+            if (name := self._name(x, axis)) in self._inputs:
+                return self._inputs[name]
             if (before := self._axis_before(node, axis)) is not None:
-                x, axis = node.inputs[0], before
+                x, axis = before
                 continue
             widest = WIDEST.get(node.op_type, -1)
-            computed = [value for value in node.inputs if constant(value) is None]
+            computed = [value for value in node.inputs if value is not None and constant(value) is None]
             constants = [tensor for tensor in map(constant, node.inputs) if tensor is not None]
             plain = len(computed) == len(constants) == 1 and len(constants[0].shape) <= widest
             turned = node.op_type == "MatMul" and computed[:1] != [node.inputs[0]]
@@ -247,18 +264,30 @@ class Lengths:
             (x,) = computed
         return x, axis
 
-    def _axis_before(self, node: ir.Node, axis: int) -> int | None:
-        """Return which axis of its first input an Unsqueeze or Expand keeps as an axis of its result; None if none."""
-        x = node.inputs[0]
-        named = node.op_type in ("Unsqueeze", "Expand") and len(node.inputs) > 1
-        given = integers_of(node.inputs[1]) if named else None
-        if x is None or given is None or axis < 0:
+    def _axis_before(self, node: ir.Node, axis: int) -> tuple[ir.Value, int] | None:
+        """Return the tensor, and its axis, whose length a node gives an axis of its result; None if it is not known."""
+        x, shape = node.inputs[0] if node.inputs else None, self.of(node.inputs[0]) if node.inputs else None
+        if x is None or axis < 0:
             return None
+        if node.op_type == "Transpose":
+            order = node.attributes.get_ints("perm", ())
+            return (x, order[axis]) if axis < len(order) else None
+        if node.op_type not in ("Expand", "Reshape", "Tile", "Unsqueeze") or len(node.inputs) < 2:
+            return None
+        if node.op_type in ("Reshape", "Tile"):
+            target = (self.of_target(node.inputs[1]) or [])[axis : axis + 1]
+            if node.op_type == "Tile":
+                return (x, axis) if target == [1] else None
+            if target == [0] and node.attributes.get_int("allowzero", 0) == 0:
+                return x, axis
+            found = [(each.tensor, each.index) for each in target if isinstance(each, Axis) and each.times == 1]
+            return found[0] if found else None
+        given = integers_of(node.inputs[1])
         if node.op_type == "Expand":
-            shape = self.of(x)
-            same = shape is not None and len(shape) == len(given) and axis < len(given) and given[axis] == 1
-            return axis if same else None
-        return None if axis in given or min(given, default=0) < 0 else axis - sum(each < axis for each in given)
+            same = given is not None and len(shape or ()) == len(given) and given[axis : axis + 1] == [1]
+            return (x, axis) if same else None
+        named = given is not None and axis not in given and min(given) >= 0
+        return (x, axis - sum(each < axis for each in given or ())) if named else None
 
 
 def is_computed(target: ir.Value | None) -> bool:
