@@ -44,6 +44,8 @@ LEAST_GROWTH = 2**12
 
 MOST_WEIGHTS = 2**28
 """Bytes by which weights may grow in any model; in larger models, by the size of its constants."""
+MOST_WIDENED = 8
+"""How many times as long as their constants weights may be: 4 bits become float32. A mel filter bank is longer."""
 MOST_NODES = 32
 """The most nodes that are judged together."""
 VALUES_GIVE_SHAPE = frozenset(
@@ -76,7 +78,7 @@ def fold_constants(
         stored first. Results between nodes do not count if they need not be stored, as in the standardization of a
         weight: up to 32 nodes are judged together. The weights of products and of recurrent operators, also those that
         are integers with a scale and a zero point, are stored if they grow by at most 256 MiB, or the size of all
-        constants.
+        constants, and have at most 8 times the bytes of the constants of which they are made: 4 bits become 32.
     Left alone: results beyond this growth (``grows``); random operators; QuantizeLinear and DequantizeLinear, which
         hold the int8 weights; other control flow, except the nodes in its bodies; operators of other domains; outputs
         of graphs and bodies; results larger than both max_size_in_bytes and their inputs; operators that
@@ -151,7 +153,7 @@ class _Folding:
             if node not in self.sizes:
                 self.sizes[node] = _stored_bytes(node, arrays)
             growth = self.sizes[node] - _freed_bytes(node)
-            if growth > 0 and (growth > self.weights or not _is_weight(node)):
+            if growth > 0 and not self._may_grow([node], growth):
                 growing.append((growth, [node]))
                 continue
             self.left -= min(growth, 0)
@@ -175,7 +177,7 @@ class _Folding:
                 continue
             try:
                 growth = _cone_growth(cone, shapes)
-                if growth > 0 and (growth > self.weights or not _is_weight(cone[-1])):
+                if growth > 0 and not self._may_grow(cone, growth):
                     growing.append((growth, cone))
                     continue
                 self._store_cone(cone, shapes)
@@ -199,6 +201,12 @@ class _Folding:
             except LeftAlone:
                 continue
             self.left -= growth
+
+    def _may_grow(self, cone: Sequence[ir.Node], growth: float) -> bool:
+        """Return whether nodes compute weights that may grow by some bytes."""
+        found = map(constant, {value for node in cone for value in node.inputs})
+        read = sum(tensor.nbytes for tensor in found if tensor is not None)
+        return growth <= min(self.weights, (MOST_WIDENED - 1) * read) and _is_weight(cone[-1])
 
     def _store_cone(self, cone: Sequence[ir.Node], shapes: Values) -> None:
         """Replace nodes by initializers for what others read of them.

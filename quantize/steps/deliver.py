@@ -17,6 +17,7 @@ from ...transforms.graph import constant, nodes_by_name
 from ...transforms.int8.existing import is_finished
 from ...transforms.int8.plan import Impl, Plan
 from ...transforms.int8.reasons import ALREADY, INTEGER, other
+from ...transforms.tensors import tensors
 from ..accuracy.choices import GIVEN_NOTE, was_given
 from ..accuracy.frontier import Frontier
 from ..job import Candidate, Job, Trial
@@ -49,6 +50,7 @@ LARGER = (
     "the output is larger because the given file stores its weights in fewer bits than float32 already: int8 adds "
     "scales, zero points and nodes"
 )
+COMPUTED = "the output is larger because it stores weights that the given file computes from fewer numbers"
 LOSES = "int8 loses too much accuracy, judged by"
 ADVICE = (
     "to lose less: {}'requant sensitivity' names the tensors that lose most; a search (--max-drop, in Python: "
@@ -58,6 +60,7 @@ WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not wort
 LEAST_GIVEN_DB = 8.0  # the least SQNR of a dynamically quantized model that is kept: noise of a sixth of the power
 MOST_DOUBT = 0.1  # a larger gain is believed, however unsure the times of a busy machine are
 INTEGER_ALREADY = frozenset({ALREADY.code, INTEGER.code})  # reasons of float units that compute in integers already
+FLOAT_BYTES = 4
 SHORT = 0.75  # a file of at most this share of its weights in float32 stores them in another form
 PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
 LEAST_RUNS, MOST_RUNS = 3, 10
@@ -362,11 +365,12 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
 
 
 def _larger(job: Job, size: int) -> list[str]:
-    """Return a note for an output of `size` bytes that is larger than a file whose weights are short already."""
+    """Return a note that says why an output of `size` bytes is larger than the given file, where this is known."""
     given = size_on_disk(job.path)
     if size <= given or given > SHORT * Weights.of(job.simple).total:
         return []
-    return [LARGER]
+    values = sum(tensor.size for tensor in tensors(load_model(job.path)))
+    return [LARGER if given <= SHORT * FLOAT_BYTES * values else COMPUTED]
 
 
 def _forms(plan: Plan) -> dict[str, int]:

@@ -188,6 +188,22 @@ def test_the_weights_of_a_product_may_be_integers_with_a_scale_and_a_zero_point(
     assert [node.op_type for node in model.graph] == ["MatMul"]
 
 
+@pytest.mark.parametrize(("count", "folds"), [(300, False), (1500, True)])
+def test_weights_that_few_numbers_describe_are_not_stored(count: int, folds: bool) -> None:
+    """A filter bank, nearly all 0, is written as places and values: 12 bytes for each value."""
+    text = f"""g (float[2,128] x) => (float[2,256] y) <int64[{count}] places = {{}}, float[{count}] filters = {{}}> {{
+        n = Constant <value_ints = [{128 * 256}]> () z = ConstantOfShape (n) s = ScatterElements (z, places, filters)
+        t = Constant <value_ints = [128, 256]> () w = Reshape (s, t) y = MatMul(x, w)
+    }}"""
+    model = ir.from_onnx_text(HEADER + text)
+    for name, array in (("places", np.arange(count)), ("filters", np.ones(count, np.float32))):
+        model.graph.initializers[name].const_value = ir.tensor(array, name=name)
+    before = stored(model)
+    fold_constants(model)
+    assert ([node.op_type for node in model.graph] == ["MatMul"]) == folds
+    assert folds or stored(model) <= max(1.1 * before, before + 4096)
+
+
 def test_weights_of_a_recurrent_operator_are_put_in_order() -> None:
     """Each part makes the model larger, until the last one frees the whole."""
     gates = " ".join(f"g{i} = Slice(w, at{i}, at{i + 1}, zero)" for i in range(4))

@@ -139,15 +139,24 @@ def test_the_float_result_of_a_half_model_is_no_larger_and_can_be_made_again(tmp
     assert again.exit_code == 0, again.output
 
 
-@pytest.mark.parametrize("larger", [True, False])
-def test_a_larger_output_says_that_the_given_weights_were_short_already(tmp_path: Path, larger: bool) -> None:
-    given = model("c = Cast<to = 1>(w8) f = Mul(c, one)" if larger else "f = Identity(f0)")
-    proto = ir.to_proto(given)
-    if not larger:
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(STORED / np.float32(7), "f0"))
+@pytest.mark.parametrize(
+    ("weights", "note"),
+    [
+        ("c = Cast<to = 1>(w8) f = Mul(c, one)", "because the given file stores its weights in fewer bits"),
+        ("f = Tile(few, times)", "because it stores weights that the given file computes from fewer numbers"),
+        ("f = Identity(f0)", ""),
+    ],
+    ids=["short", "computed", "float"],
+)
+def test_a_larger_output_says_why(tmp_path: Path, weights: str, note: str) -> None:
+    proto = ir.to_proto(model(weights))
+    floats = STORED / np.float32(7)
+    others = {"f0": floats, "few": floats[: len(floats) // 8], "times": np.array([8, 1])}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in others.items() if n in weights)
     onnx.save(proto, tmp_path / "m.onnx")
     feeds = [{"x": RNG.standard_normal((2, WIDTH)).astype(np.float32)} for _ in range(8)]
     options = Options(force_int8=True, place="all", seconds=0.0, effort="low")
     result = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", options)
-    notes = [note for note in result.notes if note.startswith("the output is larger because the given file stores")]
-    assert (result.int8_bytes > result.float_bytes, len(notes)) == (larger, larger)
+    notes = [each for each in result.notes if each.startswith("the output is larger")]
+    assert (result.int8_bytes > result.float_bytes, len(notes)) == (bool(note), bool(note))
+    assert all(note in each for each in notes)
