@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -23,7 +23,8 @@ from .graph import (
     replace,
     unused_name,
 )
-from .patterns.transposed import REDUCTIONS, Part, order_of, parts_of
+from .inference import stand_ins
+from .patterns.transposed import REDUCTIONS, Part, does_as, order_of, parts_of, reshapes_of
 from .registry import Change, transform
 
 
@@ -39,6 +40,10 @@ def sink_transposes(model: ir.Model) -> Change:
         TensorFlow computes channels-last, so an exporter puts Transposes around each convolution. The operators are
         element-wise, a Concat, or a reduction; they and what they read and write are moved together, if that leaves
         fewer Transposes. Where others read a tensor between them, it is transposed once.
+    Before:  y = Transpose(Mul(Transpose(x, perm=[0, 2, 3, 1]), Reshape(g, [1, 1, 1, C])), perm=[0, 3, 1, 2]),
+             g (1, C, 1, 1)
+    After:   y = Mul(x, g)
+        A Reshape that moves only axes of length 1, as of the gate of a squeeze-excite block, counts as a Transpose.
     Left alone: Transposes that are needed as often elsewhere, or that would only be merged (``no-gain``); operators
         that depend on the order of axes, read a computed tensor that is not behind such a Transpose or has fewer axes,
         or write an output of the graph.
@@ -47,18 +52,27 @@ def sink_transposes(model: ir.Model) -> Change:
     progress = True
     while progress:  # what is moved may bring other Transposes together
         change.skipped.clear()
-        progress = sum(_sink(graph, taken, change) for graph in computing_graphs(model)) > 0
+        graphs = computing_graphs(model)
+        shapes = stand_ins(model) if any(map(reshapes_of, graphs)) else {}
+        progress = sum(_sink(graph, taken, change, shapes) for graph in graphs) > 0
     return change
 
 
-def _sink(graph: ir.Graph, taken: set[str], change: Change) -> int:
+def _sink(graph: ir.Graph, taken: set[str], change: Change, shapes: Mapping[ir.Value, ir.Value]) -> int:
     """Move the parts of a graph that gain; return how many nodes changed.
 
     Parts may share Transposes, so that a part next to one that was moved waits for the next time.
+
+    Args:
+        graph: The graph.
+        taken: The names in the model.
+        change: Counts what is done.
+        shapes: Values with the shapes of tensors.
     """
     moved: set[ir.Node] = set()
     for order in dict.fromkeys(order for node in graph if (order := order_of(node)) is not None):
-        for part in [*parts_of(graph, order)]:
+        alike = [node for node in reshapes_of(graph) if node not in moved and does_as(node, order, shapes)]
+        for part in [*parts_of(graph, order, alike)]:
             if part.gain > 0 and moved.isdisjoint(part.around):
                 _move(part, taken)
                 moved |= part.around

@@ -14,13 +14,15 @@ from onnx import TensorProto, helper, numpy_helper, reference
 from requant.transforms.sink_transposes import sink_transposes
 
 ORDERS = ([0, 2, 1], [1, 2, 0], [2, 0, 1])
-KINDS = ("Transpose", "Transpose", "Transpose", "Relu", "Mul", "Add", "Concat", "ReduceMax", "Softmax")
+KINDS = ("Transpose", "Transpose", "Transpose", "Relu", "Mul", "Add", "Concat", "ReduceMax", "Softmax", "Gate")
 LENGTH = 3  # of all axes, so that tensors may meet in any order
 CONSTANTS: dict[str, Any] = {
     "column": np.arange(1, LENGTH + 1, dtype=np.float32).reshape(LENGTH, 1),
     "row": np.array([1, -2, 3], np.float32),
     "axis": np.array([1], np.int64),
     "last": np.array([-1], np.int64),
+    "all but one": np.array([1, 2], np.int64),
+    **{f"gate{axis}": np.array([-1 if each == axis else 1 for each in range(3)], np.int64) for axis in range(3)},
 }
 
 
@@ -41,7 +43,13 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
             "Concat": ([one, other], {"axis": draw(st.integers(-3, 2))}),
             "ReduceMax": ([one, draw(st.sampled_from(["axis", "last"]))], {"keepdims": 1}),
             "Softmax": ([one], {"axis": draw(st.integers(0, 2))}),
+            "Gate": ([other, f"{name}r"], {}),
         }
+        if kind == "Gate":  # a factor for each channel, moved by a Reshape to the axis where the channels are
+            nodes.append(helper.make_node("ReduceMax", [one, "all but one"], [f"{name}g"], name=f"g{index}"))
+            shape = f"gate{draw(st.integers(0, 2))}"
+            nodes.append(helper.make_node("Reshape", [f"{name}g", shape], [f"{name}r"], name=f"r{index}"))
+            kind, parts["Mul"] = "Mul", parts["Gate"]
         nodes.append(helper.make_node(kind, *(parts[kind][0], [name]), name=f"n{index}", **parts[kind][1]))
         if kind == "Concat":  # back to equal lengths
             nodes.append(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import axes_of, constant, graph_of, is_standard
+from ..graph import axes_of, constant, is_standard
 
 UNARY = frozenset(
     "Abs Cast Ceil Clip Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Mish Neg Not Reciprocal "
@@ -25,7 +25,7 @@ class Part:
 
     Attributes:
         order: The perm of the Transposes in front.
-        firsts: These Transposes.
+        firsts: These Transposes, and Reshapes that do the same to tensors with axes of length 1.
         nodes: The nodes: element-wise operators, Concats, and reductions that keep the axes.
         lasts: Transposes behind them, or behind one in front, that undo the order.
         reductions: Reductions behind them that remove axes and leave the others in their order.
@@ -46,7 +46,7 @@ class Part:
         A first one stays where others read it. A tensor of the nodes that others read needs a new one. No gain counts
         where nothing cancels: to merge Transposes would take them away from what they stand next to.
         """
-        ends = [node.outputs[0] for node in self.firsts]
+        ends = [node.outputs[0] for node in self.firsts if order_of(node) is not None]
         free = sum(not self.loose[value] and not value.is_graph_output() for value in ends)
         new = sum(bool(self.loose[node.outputs[0]]) for node in self.nodes)
         return len(self.lasts) + free - new if self.lasts or not new else 0
@@ -70,9 +70,41 @@ def computed_inputs(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs if value is not None and constant(value) is None]
 
 
-def parts_of(graph: ir.Graph, order: tuple[int, ...]) -> Iterator[Part]:
-    """Yield the parts of a graph, without its bodies, behind Transposes of one order. No two share a node."""
-    movable, done = _movable(graph, order), set[ir.Node]()
+def reshapes_of(graph: ir.Graph) -> list[ir.Node]:
+    """Return the Reshapes of a graph to constant shapes with axes of length 1, which may do what a Transpose does."""
+    found = (node for node in graph if is_standard(node, "Reshape") and len(node.inputs) > 1)
+    shapes = ((node, constant(node.inputs[1])) for node in found)
+    return [node for node, shape in shapes if shape is not None and 1 in shape.numpy()]
+
+
+def does_as(reshape: ir.Node, order: Sequence[int], shapes: Mapping[ir.Value, ir.Value]) -> bool:
+    """Whether a Reshape, one of `reshapes_of`, does what a Transpose does: it moves only axes of length 1.
+
+    Args:
+        reshape: The Reshape.
+        order: The perm of the Transpose.
+        shapes: Values with the shapes of tensors.
+    """
+    source, target = reshape.inputs[0], constant(reshape.inputs[1])
+    known = shapes[source].shape if source is not None and source in shapes else None
+    if known is None or target is None or not len(known) == target.size == len(order):
+        return False
+    long = [axis for axis in order if known[axis] != 1]
+    pairs = list(zip(target.numpy().ravel().tolist(), [known[axis] for axis in order], strict=True))
+    fits = all(asked and asked in (-1, length) for asked, length in pairs)  # 0 copies a length
+    return fits and long == sorted(long) and sum(asked == -1 for asked, _ in pairs) <= 1
+
+
+def parts_of(graph: ir.Graph, order: tuple[int, ...], alike: Iterable[ir.Node] = ()) -> Iterator[Part]:
+    """Yield the parts of a graph, without its bodies, behind Transposes of one order. No two share a node.
+
+    Args:
+        graph: The graph.
+        order: The perm of the Transposes.
+        alike: Reshapes that do what these Transposes do.
+    """
+    starts = {node for node in graph if order_of(node) == order}.union(alike)
+    movable, done = _movable(graph, len(order), starts), set[ir.Node]()
     for node in [node for node in graph if order_of(node) == order]:
         if node in done:
             continue
@@ -105,14 +137,14 @@ def _part(
     return Part(order, firsts, nodes, tuple(lasts), tuple(reductions), loose)
 
 
-def _movable(graph: ir.Graph, order: tuple[int, ...]) -> dict[ir.Node, None]:
-    """Return the nodes all of whose computed inputs come from such nodes, or from Transposes of one order."""
-    found = {node: None for node in graph if _ignores_order(node, len(order))}
+def _movable(graph: ir.Graph, rank: int, starts: Collection[ir.Node]) -> dict[ir.Node, None]:
+    """Return the nodes all of whose computed inputs come from such nodes, or from the first ones, `starts`."""
+    found = {node: None for node in graph if _ignores_order(node, rank)}
     waiting = list(found)
     while waiting:
         node = waiting.pop()
         makers = [value.producer() for value in computed_inputs(node)]
-        moved = [made in found or (order_of(made) == order and graph_of(made) is graph) for made in makers if made]
+        moved = [made in found or made in starts for made in makers if made]
         if node in found and not (makers and len(moved) == len(makers) and all(moved)):
             del found[node]
             waiting += [use.node for use in node.outputs[0].uses()]
