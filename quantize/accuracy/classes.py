@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...calibration.samples import Sample
+from .columns import FIXED, Columns
 from .transcripts import text_losses
 
 Array = npt.NDArray[Any]
@@ -222,6 +223,7 @@ class Tally:
         sound: Whether all samples have labels or rows of probabilities.
         seen: The number of predictions of each class by the float model.
         span: The least and the greatest score of the float model.
+        columns: Sums over the rows of each head.
     """
 
     output: str = ""
@@ -238,6 +240,7 @@ class Tally:
     sound: bool = True
     seen: Counter[int] = field(default_factory=Counter)
     span: tuple[float, float] = (math.inf, -math.inf)
+    columns: dict[str, Columns] = field(default_factory=dict)
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> tuple[Array, Array] | None:
         """Add one sample; return the predictions of both models, None without evidence."""
@@ -283,6 +286,8 @@ class Tally:
         low, high = self.span
         self.span = float(scores.min(initial=low)), float(scores.max(initial=high))
         self.sound = self.sound and (labelled or are_probabilities(_rows(scores)))
+        if not self.sound:
+            self.columns[name] = self.columns.get(name, Columns()).with_rows(_rows(scores))
         return expected, actual, losses.reshape(expected.shape)
 
     @property
@@ -295,12 +300,15 @@ class Tally:
         """Whether there are predictions, and evidence for all of them.
 
         Without labels and probabilities, numbers that are never negative and exceed 1 are amounts: a regression of
-        several quantities, or an embedding behind a Relu. Logits have both signs.
+        several quantities, or an embedding behind a Relu. Logits have both signs. Where one class is nearly always the
+        greatest, or the columns of all heads differ more than the items (`FIXED`), they are coordinates or measures.
         """
         most, (low, high) = max(self.seen.values(), default=0), self.span
+        many = self.predictions >= FEWEST * max(len(self.widths), 1)
+        fixed = many and all(each.share > FIXED for each in self.columns.values())
         one = self.predictions >= FEWEST and most > ONE_CLASS * self.predictions
         amounts = low >= 0 and high > 1 + UNIT
-        return self.evident and self.predictions > 0 and (self.sound or not (one or amounts))
+        return self.evident and self.predictions > 0 and (self.sound or not (one or amounts or fixed))
 
     @property
     def drop_interval(self) -> Interval:
