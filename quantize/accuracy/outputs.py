@@ -114,6 +114,8 @@ class Accuracy:
         left_out: The outputs that may hold scores per class too, but whose classes are not counted.
         halves: By float output: how many values are above 0.5 in both models, and in one of them. `quantize` and
             `compare` keep those of the outputs that a Sigmoid writes.
+        replaced: By output that is not compared itself, since the model chooses it by its own scores: its own SQNR in
+            dB; NaN for integers.
         whole_labelled: Counts of whole items, which are right if each of their predictions with a label is; None
             without labels, where an item has one prediction, and for maps.
     """
@@ -140,6 +142,7 @@ class Accuracy:
     whole_labelled: Labelled | None = None
     left_out: tuple[str, ...] = ()
     halves: Mapping[str, Halves] = field(default_factory=dict)
+    replaced: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def changed(self) -> int:
@@ -296,7 +299,7 @@ def of_fixed_classes(accuracy: Accuracy, frames: Collection[str]) -> Accuracy:
         return accuracy
     plain = Accuracy(accuracy.samples, None, accuracy.sqnr_db, parts_db=accuracy.parts_db, states=accuracy.states)
     plain = replace(plain, divergence=accuracy.divergence, worst_sample=accuracy.worst_sample, low_db=accuracy.low_db)
-    return replace(plain, halves=accuracy.halves)
+    return replace(plain, halves=accuracy.halves, replaced=accuracy.replaced)
 
 
 def of_sigmoids(accuracy: Accuracy, outputs: Collection[str]) -> Accuracy:

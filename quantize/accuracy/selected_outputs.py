@@ -21,8 +21,12 @@ from .choices import (
 )
 from .given_choices import given_choices, layered_choices, outputs_behind, readers_of
 from .outputs import Accuracy
+from .sqnr import decibels_text
 
 NAME = 60  # the most characters of the name of an output in a sentence
+SHOWN = 3  # tensors that a sentence names
+REPLACED = "the model chooses {!r} by its own scores: what it chooses from is judged in its place, {}"
+OWN_SQNR = "; the last bit of a score changes the choice, so that its own SQNR, {}, says little: give a metric"
 RANKS = ("TopK", "Equal")  # operators that compare the scores of a detector, and read nothing else
 SAME_SCORES = frozenset({"ReduceMax", "Sigmoid", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 """Operators whose result holds the scores, or the best ones, of their input."""
@@ -124,6 +128,24 @@ def worst_place(sqnr_db: Mapping[str, float]) -> str:
     """Return where the SQNR is worst: one of several outputs by name, or what is compared in its place by its label."""
     worst = min(sqnr_db, key=sqnr_db.__getitem__, default="")
     return one_line(worst, NAME) if " (into " in worst or len(sqnr_db) > 1 else "the output"
+
+
+def replaced_notes(model: ir.Model, accuracy: Accuracy) -> Iterator[str]:
+    """Yield what was compared in place of each output that a simplified model chooses, with its own SQNR.
+
+    Args:
+        model: A simplified float model.
+        accuracy: The comparison.
+    """
+    chosen = chosen_outputs(model) if accuracy.replaced else {}
+    compared = [label for label in accuracy.sqnr_db if " (into " in label]
+    for name, own in accuracy.replaced.items():
+        labels = [label for _, _, label in chosen.get(name, ()) if label in compared] or compared
+        told = ", ".join(one_line(label, NAME) for label in labels[:SHOWN])
+        more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+        yield REPLACED.format(one_line(name, NAME), f"{told}{more}") + (
+            "" if math.isnan(own) else OWN_SQNR.format(decibels_text(own))
+        )
 
 
 def _ranked(model: ir.Model, known: Mapping[str, ir.Value]) -> dict[ir.Value, str]:

@@ -20,6 +20,7 @@ from ...transforms.int8.reasons import ALREADY, INTEGER, other
 from ...transforms.tensors import tensors
 from ..accuracy.choices import GIVEN_NOTE, was_given
 from ..accuracy.frontier import Frontier
+from ..accuracy.selected_outputs import replaced_notes
 from ..job import Candidate, Job, Trial
 from ..model.files import Weights, load_model, size_on_disk
 from ..model.metadata import Written, describe_origin
@@ -356,6 +357,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         notes=(
             *job.notes,
             *([GIVEN_NOTE] if was_given(trial.accuracy.sqnr_db) else []),
+            *replaced_notes(job.simple, trial.accuracy),
             *_larger(job, size),
             *_over_batches(job, trial),
             *_unused(job, plan),

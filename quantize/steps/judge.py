@@ -146,9 +146,11 @@ def with_selected_outputs(
     lost = {name for name in accuracy.sqnr_db if accuracy.least_db(name) < LEAST_DB} - carried
     gone, small = lost.intersection(unlike(accuracy)), not job.weights.large
     more, given = in_place_of(job.simple, lost, gone, integers, gives=small)
-    if not more and not given:
-        return accuracy
-    return _showing(job, candidate, compare, {**apart, **more}, given) or accuracy
+    found = _showing(job, candidate, compare, {**apart, **more}, given) if more or given else None
+    if found is not None:
+        apart = {**apart, **more}
+    own = {name: accuracy.sqnr_db.get(name, math.nan) for name in apart}
+    return replace(found or accuracy, replaced=own)
 
 
 def _showing(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 from onnx import numpy_helper
 
 from requant.quantize import Options, Result, compare_models, quantize_model
-from requant.quantize.accuracy.selected_outputs import chosen_outputs, compared_readers, shows
+from requant.quantize.accuracy.outputs import Accuracy
+from requant.quantize.accuracy.selected_outputs import chosen_outputs, compared_readers, replaced_notes, shows
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 BOXES = """
@@ -124,6 +127,8 @@ def test_a_map_of_classes_is_judged_by_its_scores(tmp_path: Path) -> None:
     found = quantized(tmp_path, built(text, w=weights), 16, 16, 16)
     assert set(found.accuracy.sqnr_db) == {"a (into ArgMax)"}
     assert 25 < found.accuracy.worst_sqnr_db < 60
+    note = "the model chooses 'y' by its own scores: what it chooses from is judged in its place, a (into ArgMax)"
+    assert [each for each in found.notes if "chooses" in each] == [note]  # integers have no SQNR of their own
 
 
 def test_boxes_in_another_order_are_no_loss(tmp_path: Path) -> None:
@@ -139,6 +144,21 @@ def test_boxes_in_another_order_are_no_loss(tmp_path: Path) -> None:
     assert set(found.accuracy.sqnr_db) == {"m (into TopK)", "boxes (into GatherElements)"}
     assert found.promise is not None
     assert found.promise.kept
+    (note,) = (each for each in found.notes if "chooses" in each)
+    assert note.startswith("the model chooses 'y' by its own scores: what it chooses from is judged in its place, ")
+    assert "boxes (into GatherElements)" in note
+    assert float(re.findall(r"its own SQNR, (-?[\d.]+) dB, says little", note)[0]) < 20
+    assert ("note", note) in found.rows()
+
+
+def test_a_note_about_many_tensors_names_three() -> None:
+    model = ir.serde.deserialize_model(built(GRAPHS["a detector"][0]))
+    labels = [f"{name} (into NonMaxSuppression)" for name in "abcd"]
+    cut = Accuracy(8, None, {"z": 30.0, **dict.fromkeys(labels, 40.0)}, replaced={"boxes": -math.inf})
+    (note,) = replaced_notes(model, cut)
+    assert f"in its place, {', '.join(labels[:3])} and 1 more; " in note
+    assert "its own SQNR, nothing in common, says little" in note
+    assert [*replaced_notes(model, Accuracy(8, None, {"z": 30.0}))] == []
 
 
 @pytest.mark.parametrize(("noise", "told"), [(1e-2, 1), (0.0, 0)], ids=["another order", "equal"])
