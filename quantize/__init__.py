@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..transforms.int8.qparams import Scheme
     from .accuracy.compare import Comparison, compare_models
+    from .accuracy.float_nodes import FloatNode
     from .accuracy.frontier import Frontier, Point
     from .accuracy.outputs import Accuracy, Labelled
     from .api import measure_costs, quantize_model, search_model
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from .placement.rules import choose
     from .project.check import check_project
     from .project.fastest import quantize_fastest
-    from .result import FloatNode, Result
+    from .result import Result
     from .runtime.runtimes import Setting
     from .runtime.timing import Latency
     from .sensitivity.result import Sensitivity, TensorRow, UnitRow
@@ -101,7 +102,8 @@ HOMES = {
     ".options.options": ("Options",),
     ".placement.rules": ("choose",),
     ".project.check": ("check_project",),
-    ".result": ("FloatNode", "Result"),
+    ".accuracy.float_nodes": ("FloatNode",),
+    ".result": ("Result",),
     ".runtime.runtimes": ("Setting",),
     ".runtime.timing": ("Latency",),
     ".options.declared": ("Strategy",),

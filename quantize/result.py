@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..calibration.checks import Finding
-from ..system.printable import one_line
 from ..transforms.int8.reasons import ALREADY, IN_BLOCKS, INTEGER
+from .accuracy.float_nodes import FloatNode, float_rows
 from .accuracy.frontier import Frontier
 from .accuracy.outputs import Accuracy, accuracy_json
 from .accuracy.promise import Promise
@@ -36,15 +35,6 @@ from .accuracy.verdict import (
 from .job import Placement
 from .options.efforts import CORRECTIONS, EFFORTS
 from .runtime.timing import Latency, latency_json
-
-
-@dataclass(frozen=True, slots=True)
-class FloatNode:
-    """A node that stayed float, and why."""
-
-    name: str
-    operator: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +247,9 @@ class Result:
             "forms": dict(self.forms),
             "mac_share_int8": self.mac_share_int8,
             "kernels": dict(self.kernels),
-            "float_nodes": [{"name": n.name, "operator": n.operator, "reason": n.reason} for n in self.float_nodes],
+            "float_nodes": [
+                {"name": n.name, "operator": n.operator, "reason": n.reason, "us": n.us} for n in self.float_nodes
+            ],
             "relieved_channels": dict(self.relieved),
             **accuracy_json(self.accuracy, apart=self.apart),
             "latency": self.latency and latency_json(self.latency),
@@ -287,11 +279,9 @@ class Result:
 
 HELD = frozenset(reason.text for reason in (ALREADY, IN_BLOCKS, INTEGER))
 SLOWEST = 3  # stages whose time is shown
-REASONS = 12  # rows about float nodes; the other nodes are counted
 EXACT = "; with --kernels exact a model computes the same with and without it"
 FASTER = 1.1  # a plan with stock kernels that gains less over the bodies of native operators is not named
 SLOWER = 1.05  # a smaller ratio of times is told in words
-NAME = 80  # the most characters of the name of a node in a row
 
 
 def _rows(result: Result) -> Iterator[Row]:
@@ -328,7 +318,7 @@ def _rows(result: Result) -> Iterator[Row]:
         )
     yield size_row(result.float_bytes, result.int8_bytes)
     yield from _rejected(result)
-    yield from _in_float(result)
+    yield from float_rows(result.float_nodes, result.why_not)
     for note in (*result.placement.doubts, *result.notes):
         yield "note", note
 
@@ -407,26 +397,6 @@ def _effort(result: Result) -> Iterator[Row]:
     most = f" ({', '.join(f'{stage} {took:.0f}' for took, stage in spent[:SLOWEST])})" if spent else ""
     done = f": {', '.join(result.corrections)}" if result.corrections else ""
     yield "effort", f"{result.effort}{done}; {sum(result.seconds.values()):.0f} s{most}"
-
-
-def _in_float(result: Result) -> Iterator[Row]:
-    """Yield the nodes that stayed float, grouped by operator and reason; a reason in the verdict is not repeated."""
-
-    def group_of(node: FloatNode) -> tuple[str, str]:
-        told = bool(node.reason) and result.why_not.startswith(node.reason)
-        return ("nodes", "see the first line") if told else (node.operator, node.reason)
-
-    groups = Counter(map(group_of, result.float_nodes))
-    example = {group_of(node): node.name for node in reversed(result.float_nodes)}
-    title = "float nodes"
-    for group, count in groups.most_common(REASONS):
-        operator, reason = group
-        named = f"({'such as ' if count > 1 else ''}{one_line(example[group], NAME)})"
-        yield title, f"{count} {operator} {named}: {reason}"
-        title = ""
-    rest = sum(count for _, count in groups.most_common()[REASONS:])
-    if rest:
-        yield "", f"{rest} for other reasons; --json lists all"
 
 
 def _latencies_json(latencies: Sequence[Latency]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ...transforms.int8.plan import Impl, Plan
 from ...transforms.int8.reasons import ALREADY, INTEGER, other
 from ...transforms.tensors import tensors
 from ..accuracy.choices import GIVEN_NOTE, was_given
+from ..accuracy.float_nodes import FloatNode
 from ..accuracy.frontier import Frontier
 from ..accuracy.selected_outputs import replaced_notes
 from ..job import Candidate, Job, Trial
@@ -28,8 +29,8 @@ from ..model.writing import save_model
 from ..options.efforts import CORRECTIONS
 from ..placement.batches import compromises
 from ..placement.plan_file import plan_path, save_plan
-from ..placement.reasons import NO_RANGES
-from ..result import FloatNode, Result
+from ..placement.reasons import EXCLUDED, KEPT_FLOAT, NO_RANGES
+from ..result import Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, integer_share
 from ..runtime.timing import Latency
@@ -57,6 +58,7 @@ ADVICE = (
     "to lose less: {}'requant sensitivity' names the tensors that lose most; a search (--max-drop, in Python: "
     "search_model) judges by what the model is for"
 )
+OWN_WORDS = frozenset({EXCLUDED.code, KEPT_FLOAT.code, "other"})  # their texts say different things
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 LEAST_GIVEN_DB = 8.0  # the least SQNR of a dynamically quantized model that is kept: noise of a sixth of the power
 MOST_DOUBT = 0.1  # a larger gain is believed, however unsure the times of a busy machine are
@@ -325,7 +327,6 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
     """Return the result of a run, without the values that are known only at its end."""
     candidate, plan = trial.candidate, trial.candidate.plan
     floats = [u for u in plan.units if not plan.impl(u).int8]
-    types = {name: node.op_type for name, node in nodes_by_name(job.simple).items()}
     return Result(
         output=output,
         format=job.options.format,
@@ -336,9 +337,7 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
         forms=_forms(plan),
         mac_share_int8=integer_share(kernels),
         kernels=_kernels(kernels),
-        float_nodes=tuple(
-            FloatNode(name, types[name], plan.choices[u.name].reason.text) for u in floats for name in u.nodes
-        ),
+        float_nodes=_float_nodes(job, plan, kernels),
         relieved=candidate.relieved,
         accuracy=trial.accuracy,
         latencies=trial.latencies,
@@ -364,6 +363,19 @@ def _result(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: str,
             *_deviations(job, plan, kernels),
         ),
     )
+
+
+def _float_nodes(job: Job, plan: Plan, kernels: Sequence[KernelRun]) -> tuple[FloatNode, ...]:
+    """Return the nodes that stay float; the time of a unit is that of its first node."""
+    types = {name: node.op_type for name, node in nodes_by_name(job.simple).items()}
+    spent, found = Owners(job.simple, plan.units).spent(kernels).units, []
+    for unit in (each for each in plan.units if not plan.impl(each).int8):
+        reason = plan.choices[unit.name].reason
+        kind = "" if reason.code in OWN_WORDS else reason.code
+        for index, name in enumerate(unit.nodes):
+            took = (0.0 if index else spent.get(unit.name, 0.0)) if kernels else None
+            found.append(FloatNode(name, types[name], reason.text, kind, took))
+    return tuple(found)
 
 
 def _larger(job: Job, size: int) -> list[str]:

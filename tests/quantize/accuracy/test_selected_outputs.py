@@ -127,6 +127,8 @@ def test_a_map_of_classes_is_judged_by_its_scores(tmp_path: Path) -> None:
     found = quantized(tmp_path, built(text, w=weights), 16, 16, 16)
     assert set(found.accuracy.sqnr_db) == {"a (into ArgMax)"}
     assert 25 < found.accuracy.worst_sqnr_db < 60
+    (node,) = found.float_nodes
+    assert (node.name, node.operator, node.us is not None and node.us > 0) == ("most", "ArgMax", True)
     note = "the model chooses 'y' by its own scores: what it chooses from is judged in its place, a (into ArgMax)"
     assert [each for each in found.notes if "chooses" in each] == [note]  # integers have no SQNR of their own
 

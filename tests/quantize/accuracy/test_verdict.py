@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 from xml.etree import ElementTree
 
@@ -293,6 +294,41 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
 )
 def test_the_row_of_the_placement_says_which_plan_was_taken(placement: Placement, text: str) -> None:
     assert dict(replace(RESULT, placement=placement).rows())["placement"] == text
+
+
+def float_rows_of(*nodes: FloatNode) -> list[str]:
+    rows = replace(RESULT, float_nodes=nodes).rows()
+    first = [name for name, _ in rows].index("float nodes")
+    kept = list(takewhile(lambda row: row[0] == "", rows[first + 1 :]))
+    return [text for _, text in (rows[first], *kept)]
+
+
+def test_float_nodes_of_one_kind_of_reason_are_a_row() -> None:
+    nodes = (
+        *(FloatNode(f"add{index}", "Add", "its own reason", us=0.1) for index in range(9)),
+        FloatNode("mul", "Mul", "float takes 3 us here, int8 3 us", "float-faster", 3.0),
+        FloatNode("cat", "Concat", "float takes 19 us here, int8 26 us", "float-faster", 19.0),
+        FloatNode("mul2", "Mul", "float takes 3 us here, int8 3 us", "float-faster", 3.0),
+        FloatNode("sin", "Sin", "no kernel for Sin", "no-kernel", 40.0),
+        FloatNode("if", "If", "no times"),
+    )
+    assert float_rows_of(*nodes) == [
+        "1 Sin (sin): no kernel for Sin; 40 us in a run",
+        "3 Mul, Concat (such as cat): float takes 19 us here, int8 26 us, and alike; 25 us together",
+        "9 Add (such as add0): its own reason",
+        "1 If (if): no times",
+    ]
+    listed = replace(RESULT, float_nodes=nodes).to_json()["float_nodes"]
+    assert listed[-1] == {"name": "if", "operator": "If", "reason": "no times", "us": None}
+    assert len(listed) == 14
+
+
+def test_six_rows_tell_of_float_nodes_and_the_rest_is_counted() -> None:
+    rows = float_rows_of(*(FloatNode(f"n{i}", f"Op{i}", f"reason {i}", us=float(i)) for i in range(10)))
+    assert [row.split()[1] for row in rows[:-1]] == [f"Op{i}" for i in range(9, 3, -1)]
+    assert rows[-1] == "4 for other reasons; 6 us together; --json lists all"
+    (row,) = float_rows_of(*(FloatNode(f"n{i}", f"Op{i}", "why", "code") for i in range(6)))
+    assert row == "6 Op0, Op1, Op2, Op3 and 2 more (such as n0): why"
 
 
 def test_long_names_lose_their_middle_in_a_row() -> None:
