@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,8 @@ from .verdict import Row
 
 REASONS = 6  # rows about float nodes; the other nodes are counted
 OPERATORS = 4  # operators that a row names
+FIGURES = re.compile(r"""'[^']*'|"[^"]*"|-?\d+(\.\d+)?""")
+"""Names and figures in a reason: without them, the reasons of different tensors are the same."""
 NAME = 80  # the most characters of the name of a node in a row
 
 
@@ -46,7 +49,7 @@ def float_rows(nodes: Iterable[FloatNode], why_not: str) -> Iterator[Row]:
     for node in nodes:
         told = bool(node.reason) and why_not.startswith(node.reason)
         each = replace(node, operator="nodes", reason="see the first line", kind="") if told else node
-        groups.setdefault(each.kind or each.reason, []).append(each)
+        groups.setdefault(each.kind or FIGURES.sub("", each.reason), []).append(each)
     ranked = sorted(groups.values(), key=lambda group: (-_microseconds(group), -len(group)))
     title = "float nodes"
     for group in ranked[:REASONS]:

@@ -323,8 +323,16 @@ def test_float_nodes_of_one_kind_of_reason_are_a_row() -> None:
     assert len(listed) == 14
 
 
+def test_what_tensors_alone_leave_is_a_reason_of_one_kind() -> None:
+    texts = [
+        f"in uint8 {name} alone leaves {value} dB at an output" for name, value in (("'a:0'", -3.8), ('"b\'s"', 17))
+    ]
+    rows = float_rows_of(*(FloatNode(f"n{i}", "Conv", text, us=1.0 + i) for i, text in enumerate(texts)))
+    assert rows == [f"2 Conv (such as n1): {texts[1]}, and alike; 3 us together"]
+
+
 def test_six_rows_tell_of_float_nodes_and_the_rest_is_counted() -> None:
-    rows = float_rows_of(*(FloatNode(f"n{i}", f"Op{i}", f"reason {i}", us=float(i)) for i in range(10)))
+    rows = float_rows_of(*(FloatNode(f"n{i}", f"Op{i}", f"reason {'abcdefghij'[i]}", us=float(i)) for i in range(10)))
     assert [row.split()[1] for row in rows[:-1]] == [f"Op{i}" for i in range(9, 3, -1)]
     assert rows[-1] == "4 for other reasons; 6 us together; --json lists all"
     (row,) = float_rows_of(*(FloatNode(f"n{i}", f"Op{i}", "why", "code") for i in range(6)))
