@@ -221,7 +221,8 @@ def test_quantize_json_is_one_object_on_stdout_and_nothing_else(digits_int8: tup
     assert set(found["latency"]) >= {"float_ms", "int8_ms", "speedup"}
     assert found["size"] == {"float_bytes": DIGITS.stat().st_size, "int8_bytes": output.stat().st_size}
     assert 0.9 <= found["mac_share_int8"] <= 1
-    assert all(set(node) == {"name", "operator", "reason"} and node["reason"] for node in found["float_nodes"])
+    assert all(set(node) == {"name", "operator", "reason", "us"} and node["reason"] for node in found["float_nodes"])
+    assert sum(node["us"] for node in found["float_nodes"]) > 0
     assert {"conv1", "relu1"} <= {node["name"] for node in found["float_nodes"]}
     assert "fold_batch_norms" in found["pipeline"]
 
