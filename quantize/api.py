@@ -47,7 +47,8 @@ def quantize_model(
     The steps: simplify the model, observe ranges on the data, decide which units become int8, emit the INT8 model, and
     compare it with the original on samples that gave no ranges. Where INT8 misses the promise of accuracy (`promise`),
     units become float until it keeps it. Where INT8 still misses it, or is not faster on this machine (`WORTHWHILE`),
-    the simplified float model is written and `Result.why_not` says why, unless ``force_int8`` is set.
+    the float model is written, simplified unless that makes it slower, and `Result.why_not` says why, unless
+    ``force_int8`` is set.
 
     Args:
         model: Path of the float model.

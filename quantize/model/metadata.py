@@ -25,9 +25,9 @@ from ..runtime.machine import flags
 OPTIONS_KEY, RANGES_KEY = "requant.options", "requant.ranges"
 LIBRARIES = ("numpy", "onnx", "onnx-ir", "onnxruntime")
 """The libraries whose versions can change the bytes of a model."""
-Written: TypeAlias = Literal["int8", "float", "given"]
-"""What was written: a model by the plan, the simplified float model, or the simplified model with its own operators
-that compute ranges at run time."""
+Written: TypeAlias = Literal["int8", "float", "given", "unsimplified"]
+"""What was written: a model by the plan, the simplified float model, the simplified model with its own operators that
+compute ranges at run time, or the given float model, whose simplified copy is slower."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -236,7 +237,7 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
     """Write the simplified float model instead of the INT8 model, with the reason as `Result.why_not`.
 
     Where the user's model computes its ranges at run time, its operators stay so if float is not faster and they do
-    not ruin the outputs.
+    not ruin the outputs. A float model that simplification makes slower is written as it was given.
     """
     plan = trial.candidate.plan
     written: Written = "float"
@@ -251,13 +252,42 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
         else:
             job, plan, judged, written = given, given.all_int8_plan, tried, "given"
     before = any(choice.reason.code in INTEGER_ALREADY for choice in plan.choices.values())
-    why_not = f"{reason}: the output is the simplified {'' if before else 'float '}model"
+    what = f"the simplified {'' if before else 'float '}model"
+    faster = _unsimplified(job, trial.candidate, judged, reason)
+    if faster is not None:
+        times = " instead of ".join(f"{each.latencies[0].int8_ms:.3g}" for each in (judged, faster[1]))
+        what = f"the given model, because simplification makes it slower here ({times} ms)"
+        (job, judged), written = faster, "unsimplified"
+    why_not = f"{reason}: the output is {what}"
     run = _finish(job, ranges, judged, output, written)
     if untried:
         return replace(run, result=replace(run.result, why_not=why_not))
     measured = None if trial.latency is None else (trial.accuracy, trial.latency)
     result = replace(run.result, why_not=why_not, rejected=measured, rejected_latencies=trial.latencies)
     return replace(run, result=result, rejected=trial if measured else None)
+
+
+def _unsimplified(job: Job, candidate: Candidate, simple: Trial, reason: str) -> tuple[Job, Trial] | None:
+    """Return a job without simplification and the given float model, where that one is clearly faster; else None.
+
+    Args:
+        job: The job.
+        candidate: The INT8 model that is not written.
+        simple: The simplified float model, timed against the given one.
+        reason: Why the INT8 model is not written.
+    """
+    slack = WORTHWHILE * (1 + min(max((each.uncertainty for each in simple.latencies), default=0.0), MOST_DOUBT))
+    if job.restored or not simple.latencies or _speed(simple.latencies) * slack >= 1:
+        return None
+    given = as_given(job, simplified=False)
+    tried = judge(given, _in_float(given, candidate, given.all_int8_plan, reason))
+    return (given, tried) if _speed(tried.latencies) >= WORTHWHILE * _speed(simple.latencies) else None
+
+
+def _speed(latencies: Sequence[Latency]) -> float:
+    """Return the speed of a float model over that of the given one: the mean of the best and the worst load."""
+    speeds = [latency.speedup for latency in latencies]
+    return math.sqrt(max(speeds) * min(speeds))
 
 
 def _in_float(job: Job, candidate: Candidate, plan: Plan, reason: str) -> Candidate:

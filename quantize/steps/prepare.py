@@ -101,17 +101,22 @@ def prepare(
     )
 
 
-def as_given(job: Job) -> Job:
+def as_given(job: Job, *, simplified: bool = True) -> Job:
     """Return a job whose simplified model keeps the operators that compute their ranges at run time.
 
     Its outputs are still compared with those of the model with float weights.
+
+    Args:
+        job: The job.
+        simplified: Whether the model is simplified at all: else only that is changed without which it does not run.
 
     Raises:
         RequantError: The runtime does not load the model.
     """
     original = load_model(job.path)
     sort_by_execution_order(original)
-    plain = make_plain(job.path, original, job.folder, job.progress, portable=job.policy.portable)
+    little = None if simplified else LITTLE
+    plain = make_plain(job.path, original, job.folder, job.progress, portable=job.policy.portable, only=little)
     facts = _facts(plain.model, job.selection, job.types, job.options, job.policy)
     return replace(
         job,
@@ -122,7 +127,7 @@ def as_given(job: Job) -> Job:
         steps=tuple(plain.steps),
         restored=0,
         model_qparams=given_params(plain.model),
-        notes=(*(note for note in job.notes if note != RESTORED.format(job.restored)), AS_GIVEN),
+        notes=(*(note for note in job.notes if note != RESTORED.format(job.restored)), *([AS_GIVEN] * simplified)),
     )
 
 
@@ -323,6 +328,7 @@ def make_plain(
     *,
     portable: bool = False,
     to_restore: Selection | None = None,
+    only: str | None = None,
 ) -> Plain:
     """Simplify a model; all later steps use the names of its nodes and tensors.
 
@@ -333,6 +339,7 @@ def make_plain(
         progress: Called with each transform.
         portable: Whether the result is for other runtimes too.
         to_restore: Where operators that compute their ranges at run time become float; None if they stay.
+        only: The pipeline of a model whose functions are inlined; None for all that the group `simplify` does.
 
     Raises:
         RequantError: The runtime does not load it.
@@ -342,7 +349,7 @@ def make_plain(
         inlined, origins = _inlined(original, progress, inline)
         dynamic = None if to_restore is None else _stay_dynamic(inlined.model, to_restore.renamed(origins))
         _, plain = pipelines(portable=portable, dynamic=dynamic)
-        done, notes, renamed = _plainer(inlined.model, folder, progress, plain)
+        done, notes, renamed = _plainer(inlined.model, folder, progress, plain if only is None else only)
     add_types(done.model, folder)
     found = Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
     return replace(found, notes=(*notes, RESTORED.format(found.restored))) if found.restored else found
@@ -355,7 +362,7 @@ def _stay_dynamic(model: ir.Model, selection: Selection) -> list[str]:
 
 
 def _plainer(
-    original: ir.Model, folder: Path, progress: Progress, plain: Pipeline
+    original: ir.Model, folder: Path, progress: Progress, plain: Pipeline | str
 ) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
     """Return a copy that the runtime loads, simplified by `plain`, notes, and the old names of renamed nodes."""
     notes: list[str] = []

@@ -53,6 +53,7 @@ EXPECTED_TRANSFORMS = (
     "insert_qdq",
     "lift_head_scales",
     "lift_sequence_convs",
+    "long_conv_to_matmul",
     "merge_clips",
     "merge_duplicate_nodes",
     "merge_transposes",

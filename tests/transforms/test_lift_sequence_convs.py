@@ -114,3 +114,25 @@ def test_a_second_time_it_changes_nothing() -> None:
     lifted = run(parse("lift_sequence_convs"), network(BODIES["a gate"])).model
     (again,) = run(parse("lift_sequence_convs"), lifted).applied
     assert again.change.applied == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "op", "skipped"),
+    [
+        (1, "Conv", {"narrow": 1}),
+        (5, "Conv", {"narrow": 1}),
+        (6, "Conv", {}),
+        (1, "ConvTranspose", {"narrow": 1}),
+        (6, "ConvTranspose", {}),
+    ],
+)
+def test_few_results_stay_sequences(count: int, op: str, skipped: dict[str, int]) -> None:
+    """The blocked layout of images computes 16 channels where one is needed."""
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 21]>
+        net (float[2,16,12] x) => (y) {{ y = {op}(x, w) }}""")
+    shape = (count, 16, 3) if op == "Conv" else (16, count, 3)
+    (node,) = model.graph
+    node.replace_input_with(1, add_initializer(model.graph, "v", np.ones(shape, np.float32)))
+    (done,) = run(parse("lift_sequence_convs"), model).applied
+    assert done.change.skipped == skipped
+    assert done.change.applied == 1 - len(skipped)

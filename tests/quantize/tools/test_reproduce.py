@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from requant.cli import main
 from requant.quantize.model.metadata import OPTIONS_KEY
+from requant.quantize.runtime.timing import Latency
 from requant.transforms.int8.existing import MADE_KEY
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -123,6 +124,37 @@ def test_without_data_and_with_a_range_file(folder: Path) -> None:
     assert invoke("reproduce", model, "--ranges", folder / "r.json").stdout == f"same bytes: {model}\n"
     refused = invoke("reproduce", model, "--data", folder / "d.npz")
     assert (refused.exit_code, refused.stderr) == (2, f"requant: {model}: was made without --data\n")
+
+
+@pytest.mark.parametrize(
+    ("times", "written"), [((1.5, 1.0), "given"), ((1.5, 1.5), "simplified"), ((0.9, 0.5), "simplified")]
+)
+def test_a_float_model_that_simplification_makes_slower_is_the_given_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, times: tuple[float, float], written: str
+) -> None:
+    """The given model takes 1 ms, INT8 2 ms; the times are those of the simplified model, and of the given one again."""
+    text = TEXT.replace("r = Relu(c)", "i = Identity(c) r = Relu(i)")
+    model = ir.from_onnx_text(text)
+    for value in ir.load(folder / "m.onnx").graph.initializers.values():
+        model.graph.register_initializer(ir.Value(name=value.name, const_value=value.const_value))
+    ir.save(model, folder / "m.onnx")
+    left = [*times]
+
+    def timed(models: list[Any], *_: object, **__: object) -> Latency:
+        each = 2.0 if len(models) > 2 else left.pop(0)
+        return Latency(1.0, each, 1.0, each, runs=5)
+
+    monkeypatch.setattr("requant.quantize.steps.judge.time_models", timed)
+    data = ("--data", folder / "d.npz")
+    result = invoke("quantize", folder / "m.onnx", "-o", folder / "q.onnx", "--place", "rules", *data)
+    (verdict, *_) = result.stdout.splitlines()
+    slower = "the given model, because simplification makes it slower here (1.5 instead of 1 ms)"
+    assert result.exit_code == 1
+    assert verdict.endswith(slower if written == "given" else "the output is the simplified float model")
+    found = [node.op_type for node in onnx.load(folder / "q.onnx").graph.node]
+    assert ("Identity" in found) is (written == "given")
+    assert not left or written == "simplified"
+    assert invoke("reproduce", folder / "q.onnx", *data).stdout == f"same bytes: {folder / 'q.onnx'}\n"
 
 
 def test_what_differs_is_said_and_the_remade_model_kept(folder: Path) -> None:
