@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -25,6 +25,7 @@ from .ranges import TensorRanges
 
 STAGE = "units to float"
 ROUNDS = 4  # models that are emitted at most
+REFINED = 3  # models that are emitted at most between the fastest one that keeps the promise and one that misses it
 CHEAPEST, STEPS = 0.02, 24  # the least price of all noise, as a share of the float model's time; each step doubles it
 HALVINGS = 5  # of a range of prices or noises, on a logarithmic scale
 PROFILES = 3  # plans of a round that are profiled at most; each gives costs for the next one
@@ -32,6 +33,7 @@ MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 NEAR = 2.0  # a plan that misses the promise with at most this many times the noise of one that keeps it ends the search
 FASTER = 0.97  # the most that a plan takes of the time of one with less noise, else that one is better
+LEAST_SHARE = 1e-6  # of the float model's time: what a unit takes at least, where the plan with it is not slower
 FEW = 4  # native units that are timed against the runtime's operators; more of them gain together
 
 
@@ -42,7 +44,8 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     is low enough. The estimate is the measured noise of the last model times the ratio of the plans' noises, each the
     sum of the noises of its tensors and weights alone. Such sums tell which units are noisy, and little of the noise of
     all together: if a model keeps the promise, faster ones are tried, with noise between its own and that of the
-    last one that missed it. A model that does not run counts as one that misses it.
+    last one that missed it. Where no price gives a plan between those two, units change one after another. A model that
+    does not run counts as one that misses it.
 
     Args:
         job: The job, with data of the user.
@@ -51,28 +54,31 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """
     if job.policy.how in ("all", "plan") or promised(job, trial.accuracy).kept:
         return trial
-    job.progress(STAGE, 0, ROUNDS)  # says why tensors are tried now
+    job.progress(STAGE, 0, ROUNDS + REFINED)  # says why tensors are tried now
     expect(job.progress, forecast_relief(job, tries=_tries(job, trial)))
     evidence = _evidence(job, ranges, trial)
     if not evidence.noise:
         return trial
-    job.progress(STAGE, 0, ROUNDS)  # planning may take seconds
+    job.progress(STAGE, 0, ROUNDS + REFINED)  # planning may take seconds
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plans = plans_by_price(job, facts, rules, write, evidence.noise)
     absorbers = absorbers_of(facts, rules, able(facts, rules))
     noise = Noises.of(rules, evidence.noise, evidence.noise_of, absorbers, evidence.noise_of_weights).of_plan
     made = partial(_made, job, ranges, write, trial, evidence)
-    best = _fastest_kept(job, plans, noise, made, trial)
+    plans, best, missed = _fastest_kept(job, plans, noise, made, trial)
     if best is None:
         return trial
+    best = _refined(job, plans, _path(plans, noise, missed, best.candidate.plan), made, best)
     best = _without_library(job, plans, best, made)
     return if_it_runs(partial(judge, job, best.candidate, best.accuracy)) or trial
 
 
 def _fastest_kept(
     job: Job, plans: PricedPlans, noise: Callable[[Plan], float], made: Callable[[Plan], Candidate], trial: Trial
-) -> _Kept | None:
-    """Return the fastest model that was found to keep the promise; None if none does.
+) -> tuple[PricedPlans, _Kept | None, Plan]:
+    """Return the fastest model that was found to keep the promise, None if none does, and what misses it by least.
+
+    The plans have the costs known at last. What misses the promise is the last plan that was found to do so.
 
     Args:
         job: The job.
@@ -82,9 +88,10 @@ def _fastest_kept(
         trial: The model that misses the promise.
     """
     best: _Kept | None = None
-    accuracy, missing = trial.accuracy, noise(trial.candidate.plan)
+    accuracy, missed = trial.accuracy, trial.candidate.plan
     for number in range(ROUNDS):
-        job.progress(STAGE, number, ROUNDS)
+        job.progress(STAGE, number, ROUNDS + REFINED)
+        missing = noise(missed)
         limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missing
         plans, found = _faster(plans, noise, best, missing) if best else _quiet(plans, noise, limit, missing)
         if found is None or not found.has_int8:
@@ -94,9 +101,62 @@ def _fastest_kept(
         if tried is not None and promised(job, tried).kept:
             best = _Kept(candidate, tried, noise(found))
         else:
-            accuracy, missing = accuracy if tried is None else tried, noise(found)
-        if best and missing <= NEAR * best.noise:
+            accuracy, missed = accuracy if tried is None else tried, found
+        if best and noise(missed) <= NEAR * best.noise:
             break
+    return plans, best, missed
+
+
+def _path(plans: PricedPlans, noise: Callable[[Plan], float], start: Plan, end: Plan) -> list[Plan]:
+    """Return plans between two others: one unit after the other gets its implementation in `end`.
+
+    The one that takes away the most noise for the least time is first. No price of noise may lead to a plan between:
+    prices find only those on the convex hull of time and noise, and units of the same noise for the same time change
+    together.
+    """
+    before, spent = noise(start), plans.share(start)
+
+    def worth(name: str) -> float:
+        plan = start.with_choices({name: end.choices[name]})
+        return (before - noise(plan)) / max(plans.share(plan) - spent, LEAST_SHARE)
+
+    changed = [unit.name for unit in start.units if start.impl(unit) is not end.impl(unit)]
+    found, plan = [], start
+    for name in sorted(changed, key=worth, reverse=True)[:-1]:
+        plan = plan.with_choices({name: end.choices[name]})
+        found.append(plan)
+    return found
+
+
+def _refined(
+    job: Job, plans: PricedPlans, path: Sequence[Plan], made: Callable[[Plan], Candidate], best: _Kept
+) -> _Kept:
+    """Return the fastest model on a path of plans that keeps the promise, found by halving; else the given one.
+
+    Args:
+        job: The job.
+        plans: The plans, which time models.
+        path: The plans, from nearly one that misses the promise to nearly that of the given model.
+        made: Returns the model of a plan.
+        best: A model that keeps the promise.
+    """
+    first, last = 0, len(path)
+    for number in range(REFINED):
+        if first >= last:
+            break
+        job.progress(STAGE, ROUNDS + number, ROUNDS + REFINED)
+        at = (first + last) // 2
+        plan = path[at]
+        dear = plans.share(plan) > FASTER * plans.share(best.candidate.plan)  # by the costs, without timing
+        if dear or plans.ratio(plan, best.candidate.plan) > FASTER:
+            last = at  # so do those nearer to the given model
+            continue
+        candidate = if_it_runs(partial(made, plan))
+        tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
+        if candidate is not None and tried is not None and promised(job, tried).kept:
+            best, last = replace(best, candidate=candidate, accuracy=tried), at
+        else:
+            first = at + 1
     return best
 
 

@@ -109,8 +109,39 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
     monkeypatch: pytest.MonkeyPatch, most: float, fails: str, floats: str | None
 ) -> None:
     """The first model has too little noise: what a few samples miss the promise by is mostly chance."""
+    found = relieved(monkeypatch, Priced(EVEN, EVEN), most, fails)
+    assert (None if found is None else floats_in(found)) == floats
+
+
+PROPORTIONAL = {**NOISE, "d": 1e9}
+
+
+@pytest.mark.parametrize(
+    ("most", "slow", "fails", "floats"),
+    [
+        (1.5, False, "", "abc"),
+        (6.5, False, "", "ab"),
+        (7.5, False, "", "a"),
+        (6.5, False, "ab", "abc"),
+        (7.5, True, "", "abc"),  # the model of the plan between is slower than its costs say
+    ],
+)
+def test_where_no_price_gives_a_plan_between_units_change_one_after_another(
+    monkeypatch: pytest.MonkeyPatch, most: float, slow: bool, fails: str, floats: str
+) -> None:
+    """Of units with the same noise for the same time, a price moves all to float, or none."""
+    plans = Priced(PROPORTIONAL, PROPORTIONAL)
+    if slow:
+        monkeypatch.setattr(Priced, "ratio", lambda self, plan, other: 1.0)
+    assert {floats_in(plans(price)) for price in (0.1, 0.9, 1.1, 100.0)} == {"", "abc"}
+    found = relieved(monkeypatch, plans, most, fails)
+    assert found is not None
+    assert floats_in(found) == floats
+
+
+def relieved(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fails: str) -> Plan | None:
+    """Return the plan that keeps a promise of some noise; None if none does. The models of the plans `fails` fail."""
     written: list[Plan] = []
-    plans = Priced(EVEN, EVEN)
 
     def made(*given: Any) -> Any:
         written.append(given[-1])
@@ -144,12 +175,8 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
     start: Any = SimpleNamespace(candidate=model(Plan(UNITS, dict.fromkeys(NAMES, Choice(Impl.U8)))), accuracy=15.0)
     ranges: Any = None
     found: Any = relieve.relieved(job, ranges, start)
-    if floats is None:
-        assert found is start
-        return
-    plan, _ = found
-    assert floats_in(plan) == floats
-    assert len(written) <= relieve.ROUNDS
+    assert len(written) <= relieve.ROUNDS + relieve.REFINED
+    return None if found is start else found[0]
 
 
 @pytest.mark.parametrize(
