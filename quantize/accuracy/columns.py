@@ -51,7 +51,7 @@ class Columns:
         ``w = (q - b) R / (R - 1)``: the variance within the columns without the bias of their measured means.
 
         >>> round(Columns().with_rows(np.array([[1.0, 9.0], [2.0, 9.0], [1.0, 8.0]])).share, 3)
-        0.993
+        0.994
         """
         if self.rows <= 1:
             return 0.0
