@@ -261,7 +261,7 @@ bool interpolations_are_right(const Target& target, Random& random) {
 
 // Returns whether an instruction set adds the values at each place of some rows, and their squares, to what was there.
 bool moments_are_right(const Target& target, Random& random) {
-  const size_t rows = draw(random, 0, 40), length = draw(random, 1, 200), stride = length + draw(random, 0, 9);
+  const size_t rows = draw(random, 1, 40), length = draw(random, 1, 200), stride = length + draw(random, 0, 9);
   Guarded from(rows * length);
   for (size_t i = 0; i < from.size(); ++i) from.data()[i] = static_cast<uint8_t>(random());
   std::vector<uint32_t> found(2 * stride, 7), expected(found);
