@@ -219,7 +219,8 @@ class _Folding:
             return
         results = _cone_results(self.model, cone, shapes, self.limit)
         for node in reversed(cone):  # what is between them has no readers left, and is not stored
-            self._store(node, [results.get(value, np.empty(0)) for value in node.outputs])
+            if node.graph is not None:  # a Shape leaves with its last reader
+                self._store(node, [results.get(value, np.empty(0)) for value in node.outputs])
 
     def _store(self, node: ir.Node, arrays: Sequence[np.ndarray]) -> None:
         """Replace a node by initializers."""

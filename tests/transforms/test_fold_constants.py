@@ -158,6 +158,21 @@ def test_results_that_need_not_be_stored_do_not_count(read: str, kept: list[str]
         assert values(model)["g"] == [0] * 100
 
 
+def test_a_shape_between_nodes_that_fold_together_leaves_with_its_reader() -> None:
+    """PyTorch's expand: lengths of -1 in the target of an Expand are 1."""
+    model = ir.from_onnx_text(
+        HEADER
+        + """g (float[2,4,1] x) => (float[2,4,3] y)
+        <int64[3] n = {-1, 4, 3}, int64 minus = {-1}> {
+            s = Shape(n) ones = ConstantOfShape <value = int64[1] {1}> (s) m = Mul(ones, minus)
+            e = Equal(n, m) t = Where(e, ones, n) y = Expand(x, t)
+        }"""
+    )
+    fold_constants(model)
+    assert [node.op_type for node in model.graph] == ["Expand"]
+    assert values(model)["t"] == [1, 4, 3]
+
+
 def test_nodes_of_which_one_cannot_be_computed_stay() -> None:
     model = large("""f = Sub(w, one) q = RandomNormalLike(f) v = ReduceMax <axes = [0], keepdims = 0> (q)
         i = Cast <to = 7> (x) h = Gather(w, i) y = Mul(x, v)""")
