@@ -25,7 +25,7 @@ from .ranges import TensorRanges
 
 STAGE = "units to float"
 ROUNDS = 4  # models that are emitted at most
-REFINED = 3  # models that are emitted at most between the fastest one that keeps the promise and one that misses it
+REFINED = 1  # models that are emitted at most between the fastest one that keeps the promise and one that misses it
 CHEAPEST, STEPS = 0.02, 24  # the least price of all noise, as a share of the float model's time; each step doubles it
 HALVINGS = 5  # of a range of prices or noises, on a logarithmic scale
 PROFILES = 3  # plans of a round that are profiled at most; each gives costs for the next one
@@ -140,10 +140,8 @@ def _refined(
         made: Returns the model of a plan.
         best: A model that keeps the promise.
     """
-    first, last = 0, len(path)
-    for number in range(REFINED):
-        if first >= last:
-            break
+    first, last, number = 0, len(path), 0
+    while first < last and number < REFINED:
         job.progress(STAGE, ROUNDS + number, ROUNDS + REFINED)
         at = (first + last) // 2
         plan = path[at]
@@ -151,6 +149,7 @@ def _refined(
         if dear or plans.ratio(plan, best.candidate.plan) > FASTER:
             last = at  # so do those nearer to the given model
             continue
+        number += 1
         candidate = if_it_runs(partial(made, plan))
         tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
         if candidate is not None and tried is not None and promised(job, tried).kept:

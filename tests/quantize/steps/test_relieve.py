@@ -121,7 +121,7 @@ PROPORTIONAL = {**NOISE, "d": 1e9}
     [
         (1.5, False, "", "abc"),
         (6.5, False, "", "ab"),
-        (7.5, False, "", "a"),
+        (7.5, False, "", "ab"),  # one model is made: the one in the middle
         (6.5, False, "ab", "abc"),
         (7.5, True, "", "abc"),  # the model of the plan between is slower than its costs say
     ],
