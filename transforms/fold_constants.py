@@ -204,8 +204,7 @@ class _Folding:
 
     def _may_grow(self, cone: Sequence[ir.Node], growth: float) -> bool:
         """Return whether nodes compute weights that may grow by some bytes."""
-        found = map(constant, {value for node in cone for value in node.inputs})
-        read = sum(tensor.nbytes for tensor in found if tensor is not None)
+        read = sum(each.nbytes for each in map(constant, {v for n in cone for v in n.inputs}) if each is not None)
         return growth <= min(self.weights, (MOST_WIDENED - 1) * read) and _is_weight(cone[-1])
 
     def _store_cone(self, cone: Sequence[ir.Node], shapes: Values) -> None:
