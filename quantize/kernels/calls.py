@@ -348,7 +348,7 @@ def _normalized(site: Site) -> Call | None:
     if pair is None or found is None:
         return None
     inputs = [*_operands(pair), None, None, *_operands(site.quantize)[1:]]
-    if not _are_constants([*inputs[1:3], *inputs[5:]]):
+    if not _are_constants([*_operands(pair)[1:], *_operands(site.quantize)[1:]]):
         return None
     anchor = next(node for node in nodes if node.op_type in OPERATORS)
     kept = _clipping([node for node in nodes if node.op_type in RELUS], site.quantize).get("table", np.arange(256))

@@ -25,7 +25,7 @@ from .ranges import TensorRanges
 
 STAGE = "units to float"
 ROUNDS = 4  # models that are emitted at most
-REFINED = 1  # models that are emitted at most between the fastest one that keeps the promise and one that misses it
+BETWEEN = 1  # models that are emitted between the fastest one that keeps the promise and one that misses it
 CHEAPEST, STEPS = 0.02, 24  # the least price of all noise, as a share of the float model's time; each step doubles it
 HALVINGS = 5  # of a range of prices or noises, on a logarithmic scale
 PROFILES = 3  # plans of a round that are profiled at most; each gives costs for the next one
@@ -44,8 +44,8 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     is low enough. The estimate is the measured noise of the last model times the ratio of the plans' noises, each the
     sum of the noises of its tensors and weights alone. Such sums tell which units are noisy, and little of the noise of
     all together: if a model keeps the promise, faster ones are tried, with noise between its own and that of the
-    last one that missed it. Where no price gives a plan between those two, units change one after another. A model that
-    does not run counts as one that misses it.
+    last one that missed it. Where no price gives a plan between those two, one more model is made, with half of the
+    units in which they differ. A model that does not run counts as one that misses it.
 
     Args:
         job: The job, with data of the user.
@@ -54,12 +54,12 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """
     if job.policy.how in ("all", "plan") or promised(job, trial.accuracy).kept:
         return trial
-    job.progress(STAGE, 0, ROUNDS + REFINED)  # says why tensors are tried now
+    job.progress(STAGE, 0, ROUNDS + BETWEEN)  # says why tensors are tried now
     expect(job.progress, forecast_relief(job, tries=_tries(job, trial)))
     evidence = _evidence(job, ranges, trial)
     if not evidence.noise:
         return trial
-    job.progress(STAGE, 0, ROUNDS + REFINED)  # planning may take seconds
+    job.progress(STAGE, 0, ROUNDS + BETWEEN)  # planning may take seconds
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plans = plans_by_price(job, facts, rules, write, evidence.noise)
     absorbers = absorbers_of(facts, rules, able(facts, rules))
@@ -68,7 +68,7 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     plans, best, missed = _fastest_kept(job, plans, noise, made, trial)
     if best is None:
         return trial
-    best = _refined(job, plans, _path(plans, noise, missed, best.candidate.plan), made, best)
+    best = _between(job, plans, _path(plans, noise, missed, best.candidate.plan), made, best)
     best = _without_library(job, plans, best, made)
     return if_it_runs(partial(judge, job, best.candidate, best.accuracy)) or trial
 
@@ -90,7 +90,7 @@ def _fastest_kept(
     best: _Kept | None = None
     accuracy, missed = trial.accuracy, trial.candidate.plan
     for number in range(ROUNDS):
-        job.progress(STAGE, number, ROUNDS + REFINED)
+        job.progress(STAGE, number, ROUNDS + BETWEEN)
         missing = noise(missed)
         limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missing
         plans, found = _faster(plans, noise, best, missing) if best else _quiet(plans, noise, limit, missing)
@@ -128,10 +128,12 @@ def _path(plans: PricedPlans, noise: Callable[[Plan], float], start: Plan, end: 
     return found
 
 
-def _refined(
+def _between(
     job: Job, plans: PricedPlans, path: Sequence[Plan], made: Callable[[Plan], Candidate], best: _Kept
 ) -> _Kept:
-    """Return the fastest model on a path of plans that keeps the promise, found by halving; else the given one.
+    """Return the model in the middle of a path of plans if it keeps the promise and is faster; else the given one.
+
+    Where the plan in the middle is not faster, the one in the middle before it is tried, and so on.
 
     Args:
         job: The job.
@@ -140,23 +142,23 @@ def _refined(
         made: Returns the model of a plan.
         best: A model that keeps the promise.
     """
-    first, last, number = 0, len(path), 0
-    while first < last and number < REFINED:
-        job.progress(STAGE, ROUNDS + number, ROUNDS + REFINED)
-        at = (first + last) // 2
-        plan = path[at]
-        dear = plans.share(plan) > FASTER * plans.share(best.candidate.plan)  # by the costs, without timing
-        if dear or plans.ratio(plan, best.candidate.plan) > FASTER:
-            last = at  # so do those nearer to the given model
-            continue
-        number += 1
-        candidate = if_it_runs(partial(made, plan))
-        tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
-        if candidate is not None and tried is not None and promised(job, tried).kept:
-            best, last = replace(best, candidate=candidate, accuracy=tried), at
-        else:
-            first = at + 1
-    return best
+    middle = len(path) // 2
+    while path and not _is_faster(plans, path[middle], best.candidate.plan):
+        path = path[:middle]
+        middle //= 2
+    if not path:
+        return best
+    job.progress(STAGE, ROUNDS, ROUNDS + BETWEEN)
+    candidate = if_it_runs(partial(made, path[middle]))
+    tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
+    if candidate is None or tried is None or not promised(job, tried).kept:
+        return best
+    return replace(best, candidate=candidate, accuracy=tried)
+
+
+def _is_faster(plans: PricedPlans, plan: Plan, other: Plan) -> bool:
+    """Return whether a plan is clearly faster than another one: by the costs, and then by timing both."""
+    return plans.share(plan) <= FASTER * plans.share(other) and plans.ratio(plan, other) <= FASTER
 
 
 def _quiet(

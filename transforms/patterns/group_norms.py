@@ -15,7 +15,8 @@ from .norms_in_parts import behind, of_each_place
 IMAGE, CHANNELS = 4, 1  # axes of an image, and that of the channels
 GROUPED = 3  # axes of a tensor of groups
 EPSILON = 1e-5  # of both operators, if they do not say
-OPERATORS = ("InstanceNormalization", "GroupNormalization")
+INSTANCE = "InstanceNormalization"
+OPERATORS = frozenset({INSTANCE, "GroupNormalization"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ def find_group_norm(node: ir.Node, shapes: Mapping[str, Shape]) -> list[ir.Node]
     if node.op_type not in OPERATORS or node.domain or not node.inputs:
         return []
     shape, front, nodes = _shape(node.outputs[0], shapes), made_by(node.inputs[0], "Reshape"), [node]
-    if len(shape) == GROUPED and node.op_type == OPERATORS[0] and front is not None:
+    if len(shape) == GROUPED and node.op_type == INSTANCE and front is not None:
         nodes = _regrouped(front, node, shapes) if sole_reader(front.outputs[0]) is node else []
         shape = _shape(nodes[-1].outputs[0], shapes) if nodes else ()
     channels = shape[CHANNELS] if len(shape) == IMAGE else None

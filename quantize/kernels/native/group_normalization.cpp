@@ -9,7 +9,6 @@
 // The mean and the variance are those of the integers x of a group; their sums are exact.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "operators.h"
 #include "target.h"
@@ -28,16 +27,15 @@ class GroupNormalizationKernel {
         y_zero_(static_cast<float>(one<uint8_t>(require, node, 6))),
         groups_(node.attribute("num_groups", 1)),
         epsilon_(node.real_attribute("epsilon", 1e-5f)),
-        least_(byte(node, "least", 0)),
-        most_(byte(node, "most", 255)),
+        least_(byte_attribute(require, node, "least", 0)),
+        most_(byte_attribute(require, node, "most", 255)),
         scale_(values(node, 3)),
         bias_(values(node, 4)) {
     require(!scale_.empty() && scale_.size() == bias_.size(), "scale and B must have a value for each channel");
     require(groups_ > 0 && channels() % groups_ == 0, "num_groups must divide the channels");
     require(epsilon_ > 0 && std::isfinite(epsilon_), "epsilon must be positive");
     require(least_ <= most_, "least must not be above most");
-    const int64_t repeated = std::lcm(channels(), kWide);
-    together_ = repeated <= kLongest ? repeated / channels() : 1;
+    together_ = filling(channels()) / channels();
   }
 
   void run(const ort::Run& run) const {
@@ -53,8 +51,6 @@ class GroupNormalizationKernel {
  private:
   static constexpr int64_t kPart = 1 << 16;        // values of one task, about
   static constexpr int64_t kMostPixels = 1 << 16;  // of one task: 32 bits hold the sums of their squares
-  static constexpr int64_t kLongest = 1 << 12;     // values of pixels that are one row
-  static constexpr int64_t kWide = 64;             // bytes of the widest vectors
   static constexpr float kMost = 0x1p60f;          // values of scale and B are below it
   static constexpr double kSteepest = 0x1p30;      // steps of the result: far more than it has
 
@@ -77,12 +73,6 @@ class GroupNormalizationKernel {
       const int64_t first = static_cast<int64_t>(part) * step;
       target_.vectors.bend_lines(*made, x + first, y + first, static_cast<size_t>(std::min(step, all - first)));
     });
-  }
-
-  static int byte(const ort::Node& node, const char* name, int64_t otherwise) {
-    const int64_t value = node.attribute(name, otherwise);
-    require(value >= 0 && value <= 255, "least and most must be uint8");
-    return static_cast<int>(value);
   }
 
   static std::vector<float> values(const ort::Node& node, size_t index) {

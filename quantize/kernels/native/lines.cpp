@@ -5,7 +5,6 @@
 // Inputs: x and lines, a constant of shape (3, C). bend, least and most are attributes.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "operators.h"
 #include "target.h"
@@ -24,9 +23,9 @@ class LinesKernel {
     for (int64_t i = 0; i < lines.size(); ++i) require(std::abs(lines.as<float>()[i]) < kMost, "the lines are too steep");
     channels_ = lines.shape[1];
     repeat(lines.as<float>());
-    lines_.bend = byte(node, "bend");
-    lines_.least = byte(node, "least");
-    lines_.most = byte(node, "most");
+    lines_.bend = byte_attribute(require, node, "bend", 0);
+    lines_.least = byte_attribute(require, node, "least", 0);
+    lines_.most = byte_attribute(require, node, "most", 0);
     require(lines_.least <= lines_.most, "least must not be above most");
   }
 
@@ -43,24 +42,16 @@ class LinesKernel {
 
  private:
   static constexpr size_t kChunk = 1 << 14;     // elements of one task
-  static constexpr int64_t kLongest = 1 << 12;  // channels that are repeated
-  static constexpr int64_t kWide = 64;          // bytes of the widest vectors
   static constexpr float kMost = 1 << 22;       // so that int32 holds the results before they are clipped
 
   // Takes the parameters as often as whole vectors of bytes need them, if that is not too often.
   void repeat(const float* lines) {
-    const int64_t period = std::lcm(channels_, kWide), all = period <= kLongest ? period : channels_;
+    const int64_t all = filling(channels_);
     for (std::vector<float>* each : {&lines_.below, &lines_.above, &lines_.level}) {
       for (int64_t i = 0; i < all; ++i) each->push_back(lines[i % channels_]);
       lines += channels_;
     }
     lines_.period = static_cast<size_t>(all);
-  }
-
-  static int byte(const ort::Node& node, const char* name) {
-    const int64_t value = node.attribute(name, 0);
-    require(value >= 0 && value <= 255, "bend, least and most must be uint8");
-    return static_cast<int>(value);
   }
 
   const Target& target_;

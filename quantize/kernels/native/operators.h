@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,20 @@ T one(const Requirement& require, const ort::Node& node, size_t index) {
   const ort::Tensor tensor = node.constant(index);
   require(tensor && tensor.size() == 1, "scales and zero points must be constants of one value");
   return tensor.as<T>()[0];
+}
+
+// Returns an attribute that is a uint8.
+inline int byte_attribute(const Requirement& require, const ort::Node& node, const char* name, int64_t otherwise) {
+  const int64_t value = node.attribute(name, otherwise);
+  require(value >= 0 && value <= 255, "bend, least and most must be uint8");
+  return static_cast<int>(value);
+}
+
+// Returns how many values of neighbouring pixels fill whole vectors of bytes; if these are too many, the channels of one pixel.
+inline int64_t filling(int64_t channels) {
+  constexpr int64_t kWidest = 64, kLongest = 1 << 12;
+  const int64_t values = std::lcm(channels, kWidest);
+  return values <= kLongest ? values : channels;
 }
 
 // Returns under how many names the library has an operator. A session takes 0.04 ms for each name.

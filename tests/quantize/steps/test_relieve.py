@@ -175,7 +175,7 @@ def relieved(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fails: st
     start: Any = SimpleNamespace(candidate=model(Plan(UNITS, dict.fromkeys(NAMES, Choice(Impl.U8)))), accuracy=15.0)
     ranges: Any = None
     found: Any = relieve.relieved(job, ranges, start)
-    assert len(written) <= relieve.ROUNDS + relieve.REFINED
+    assert len(written) <= relieve.ROUNDS + relieve.BETWEEN
     return None if found is start else found[0]
 
 
