@@ -25,12 +25,14 @@ from .classes import open_rows
 from .drop import Versus, versus
 from .given_choices import layered_choices, outputs_behind
 from .halves import sigmoid_outputs
-from .metrics import Metric, fitted, metric_named
+from .metrics import Metric, fitted, metric_named, of_probabilities
 from .outputs import Accuracy, accuracy_json, of_fixed_classes, of_sigmoids
 from .pair import PairScorer, judge_pair, time_models
+from .probabilities import probability_outputs
 from .promise import LEAST_DB
 from .selected_outputs import chosen_outputs
 from .shown import as_html, as_text
+from .terms import Terms
 from .verdict import (
     Row,
     accuracy_rows,
@@ -176,7 +178,8 @@ def compare_models(
     weights = Weights.of(loaded)
     runtime = setting.opened()
     timed = tuple(Sessions(model, keep=False, runtime=runtime) for model in models)
-    scorer = None if chosen is None else PairScorer(chosen)
+    probable = probability_outputs(loaded)
+    scorer = None if chosen is None else PairScorer(of_probabilities(chosen, probable))
     accuracy = judge_pair(
         models[0],
         timed[1],
@@ -184,7 +187,7 @@ def compare_models(
         partial(_report, progress, source),
         weights=weights,
         watch=None if scorer is None else scorer.add,
-        labels="refuse" if scorer is None else "skip",  # a metric has labels of its own
+        terms=Terms("refuse" if scorer is None else "skip", probable),  # a metric has labels of its own
     )
     accuracy = of_sigmoids(of_fixed_classes(accuracy, open_rows(outputs_of(loaded))), sigmoid_outputs(loaded))
     compared = None if scorer is None else versus(*scorer.result(models, source))

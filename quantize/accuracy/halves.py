@@ -10,13 +10,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...transforms.graph import producer_of
-from ...transforms.int8.ops import MOVES
 from .classes import Array
+from .probabilities import KEEPS, comes_from
 
 HALF = 0.5
-KEEPS = MOVES | {"Cast", "Concat"}
-"""Operators that write values of a Sigmoid if they read only such values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +53,10 @@ class Halves:
 
 def sigmoid_outputs(model: ir.Model) -> frozenset[str]:
     """Return the outputs whose values a Sigmoid writes, also behind operators that move, join or convert them."""
-    return frozenset(str(output.name) for output in model.graph.outputs if _of_sigmoid(output))
+    return frozenset(str(output.name) for output in model.graph.outputs if comes_from(output, _is_sigmoid, KEEPS))
 
 
-def _of_sigmoid(output: ir.Value) -> bool:
-    """Return whether all values of an output come from a Sigmoid."""
-    waiting: list[ir.Value | None] = [output]
-    while waiting:
-        value = waiting.pop()
-        node = producer_of(value)
-        if node is None or node.domain:
-            return False
-        if node.op_type in KEEPS:
-            waiting += node.inputs if node.op_type == "Concat" else node.inputs[:1]
-        elif node.op_type != "Sigmoid":
-            return False
-    return True
+def _is_sigmoid(value: ir.Value) -> bool:
+    """Return whether a Sigmoid writes a tensor."""
+    node = value.producer()
+    return node is not None and node.op_type == "Sigmoid"

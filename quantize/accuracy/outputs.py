@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -24,15 +24,14 @@ from .halves import Halves
 from .labels import check_classes, whole
 from .parts import Rows
 from .samples import EachSample, WorstSample
-from .sqnr import decibels, finite, output_powers
+from .sqnr import FAINT, decibels, finite, output_powers
+from .terms import USUAL, Terms
 from .tokens import Divergence
 
 Run = Callable[[Mapping[str, Array]], Outputs]
 
 Watch = Callable[[Outputs, Outputs, Sample], None]
 
-Misfits: TypeAlias = Literal["refuse", "skip"]
-"""What becomes of labels that do not fit the predictions: they raise, or do not count."""
 
 LARGE_BITS = 900
 LARGE = 2.0**LARGE_BITS  # a larger sum of binomial coefficients is scaled
@@ -189,7 +188,7 @@ class _Sums:
     """Sums over the samples.
 
     Attributes:
-        labels: What becomes of labels that do not fit the predictions.
+        terms: What is known beside the outputs.
         samples: The number of samples.
         classes: Sums over the predictions.
         each: Signal and noise of each float output of each sample.
@@ -202,7 +201,7 @@ class _Sums:
         of_other: Whether a label was beyond the classes of the judged head, and may be one of another head.
     """
 
-    labels: Misfits = "refuse"
+    terms: Terms = USUAL
     samples: int = 0
     classes: Tally = field(default_factory=Tally)
     each: EachSample = field(default_factory=EachSample)
@@ -219,8 +218,8 @@ class _Sums:
         self.samples += 1
         if sample.step is not None:
             self.states |= {link.output for link in sample.step.links}
-        for name, powers in output_powers(reference, candidate).items():
-            self.each.add(sample.where, name, reference[name].size, powers)
+        for name, powers in output_powers(reference, candidate, self.terms.probabilities).items():
+            self.each.add(sample.where, name, reference[name].size, *powers)
             if is_float(reference[name]):
                 self.rows[name] = self.rows.get(name, Rows()).with_sample(reference[name], candidate[name])
                 self.halves[name] = self.halves.get(name, Halves()).with_sample(reference[name], candidate[name])
@@ -234,9 +233,9 @@ class _Sums:
         labels = np.asarray(sample.label).reshape(-1)
         if self.of_other:
             return
-        floats = self.labels == "skip" and labels.dtype.kind == "f"
+        floats = self.terms.labels == "skip" and labels.dtype.kind == "f"
         if expected is None or actual is None or expected.size != labels.size or floats:
-            if self.labels == "skip":
+            if self.terms.labels == "skip":
                 return
             count = 0 if expected is None else expected.size
             raise RequantError(
@@ -247,7 +246,7 @@ class _Sums:
         try:
             check_classes(labels, self.classes.widths, sample.where)
         except RequantError:
-            if self.labels == "refuse" or len(self.classes.heads) > 1 or len(self.classes.left_out) <= 1:
+            if self.terms.labels == "refuse" or len(self.classes.heads) > 1 or len(self.classes.left_out) <= 1:
                 raise
             self.of_other = True  # a head beside this one has more classes: no label is of this one
             self.correct, self.whole = np.zeros_like(self.correct), np.zeros_like(self.whole)
@@ -261,8 +260,9 @@ class _Sums:
     def _parts_db(self) -> dict[str, tuple[str, float]]:
         """Return the SQNR of quiet parts; quiet classes are no part."""
         classes = self.classes.heads if self.classes.known else ()
+        probable = self.terms.probabilities
         others = (name for name in self.rows if name not in classes and not name.endswith(INTO_CHOICE))
-        parts = {name: self.rows[name].quiet() for name in others}
+        parts = {name: self.rows[name].quiet(FAINT**2 if name in probable else 0.0) for name in others}
         return {name: (part.where, decibels(part.signal, part.noise)) for name, part in parts.items() if part}
 
     def result(self) -> Accuracy:
@@ -350,7 +350,7 @@ def measure(
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
     *,
-    labels: Misfits = "refuse",
+    terms: Terms = USUAL,
 ) -> Accuracy:
     """Run both models over the samples and compare them; see `compare_outputs`.
 
@@ -369,7 +369,7 @@ def measure(
     head = list(islice(rest, 1))
     in_order = any(sample.step is not None for sample in head)
     ordered = chain(head, rest)
-    return compare_outputs(map(run, ordered) if in_order else spread(run, ordered), progress, watch, labels=labels)
+    return compare_outputs(map(run, ordered) if in_order else spread(run, ordered), progress, watch, terms=terms)
 
 
 def compare_outputs(
@@ -377,7 +377,7 @@ def compare_outputs(
     progress: Callable[[int], None] | None = None,
     watch: Watch | None = None,
     *,
-    labels: Misfits = "refuse",
+    terms: Terms = USUAL,
 ) -> Accuracy:
     """Compare the outputs of the float model and of the INT8 model for each sample.
 
@@ -387,12 +387,12 @@ def compare_outputs(
         results: The outputs of both models, with the sample.
         progress: Called with the number of samples so far.
         watch: Called with each of the results.
-        labels: What becomes of labels that do not fit the predictions.
+        terms: What is known beside the outputs.
 
     Raises:
         RequantError: The labels of a sample do not fit the predictions, and are refused.
     """
-    sums = _Sums(labels=labels)
+    sums = _Sums(terms)
     for reference, candidate, sample in results:
         sums.add(reference, candidate, sample)
         if watch is not None:

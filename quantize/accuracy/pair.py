@@ -19,7 +19,8 @@ from ..runtime.runtimes import LoadedModel, Sessions
 from ..runtime.timing import Latency, summary
 from .classes import Outputs
 from .metrics import Metric, Score, Scorer, of_reference, score
-from .outputs import Accuracy, Misfits, Watch, compare_outputs, measure
+from .outputs import Accuracy, Watch, compare_outputs, measure
+from .terms import USUAL, Terms
 
 Model: TypeAlias = ModelSource | Sessions
 """A model in ONNX Runtime, or in the runtime of its sessions."""
@@ -35,7 +36,7 @@ def judge_pair(
     *,
     weights: Weights,
     watch: Watch | None = None,
-    labels: Misfits = "refuse",
+    terms: Terms = USUAL,
 ) -> Accuracy:
     """Run two models over samples and compare them.
 
@@ -49,13 +50,13 @@ def judge_pair(
         progress: Called with the number of samples so far.
         weights: The size of the float model.
         watch: Called with the outputs of both for each sample.
-        labels: What becomes of labels that do not fit the predictions.
+        terms: What is known beside the outputs.
 
     Raises:
         RequantError: A model cannot be loaded or run, or the labels of a sample do not fit the predictions.
     """
     if not weights.large:
-        return measure(_opened(before, 1), _opened(after, 1), samples, progress, watch, labels=labels)
+        return measure(_opened(before, 1), _opened(after, 1), samples, progress, watch, terms=terms)
     gc.collect()  # unused models are in reference cycles
     rest = iter(samples)
     head = list(islice(rest, FEW + 1))
@@ -64,7 +65,7 @@ def judge_pair(
         _in_turns(partial(_sessions(before).fresh, lean=lean), _sessions(after).fresh, chain(head, rest)),
         progress,
         watch,
-        labels=labels,
+        terms=terms,
     )
 
 

@@ -72,15 +72,20 @@ class Rows:
             return Rows(even=False)
         return Rows(signal, noise, filled, self.values + exact.size, axis)
 
-    def quiet(self) -> Part | None:
-        """Return the part of the output with the smaller values; None if the output is of one kind."""
+    def quiet(self, least: float = 0.0) -> Part | None:
+        """Return the part of the output with the smaller values; None if the output is of one kind.
+
+        Args:
+            least: The mean square that each row has at least.
+        """
         if self.signal is None or self.noise is None or self.filled is None:
             return None
-        rows = quiet_rows(self.signal, self.filled, self.values)
+        signal = np.maximum(self.signal, least * self.values / len(self.signal))
+        rows = quiet_rows(signal, self.filled, self.values)
         if rows is None:
             return None
         where = ":, " * self.axis + _index(rows)
-        return Part(f"[{where}]", float(self.signal[rows].sum()), float(self.noise[rows].sum()))
+        return Part(f"[{where}]", float(signal[rows].sum()), float(self.noise[rows].sum()))
 
 
 def _row_axis(output: Array) -> int:
@@ -141,26 +146,27 @@ class Balance:
             return float(np.vdot(squares(exact.astype(np.float64) - other, self.axis), self.weights))
 
 
-def balance(outputs: Sequence[Array]) -> Balance | None:
+def balance(outputs: Sequence[Array], least: float = 0.0) -> Balance | None:
     """Return the weights that give both parts of an output the same power, or all channels of an output without parts.
 
     The channels are on the `class_axis`.
 
     Args:
         outputs: The output, an array per sample.
+        least: The mean square that each channel has at least.
 
     Returns:
         The weights; None if an output has no channels, is not finite, or has fewer than `VALUES` values per channel.
     """
     if any(each.ndim < 2 or each.ndim != outputs[0].ndim for each in outputs):
         return None
-    return _of_parts(outputs) or _of_channels(outputs)
+    return _of_parts(outputs, least) or _of_channels(outputs, least)
 
 
-def _of_parts(outputs: Sequence[Array]) -> Balance | None:
+def _of_parts(outputs: Sequence[Array], least: float) -> Balance | None:
     """Return the weights of an output with a quiet part, half of the power for each part; None without one."""
     axis = _row_axis(outputs[0])
-    signal = _summed(outputs, axis)
+    signal = _summed(outputs, axis, least)
     if signal is None:
         return None
     filled = np.sum([_filled(each, axis) for each in outputs], axis=0)
@@ -173,21 +179,28 @@ def _of_parts(outputs: Sequence[Array]) -> Balance | None:
     return Balance(np.where(quiet, half / signal[quiet].sum(), half / signal[~quiet].sum()), axis)
 
 
-def _of_channels(outputs: Sequence[Array]) -> Balance | None:
+def _of_channels(outputs: Sequence[Array], least: float) -> Balance | None:
     """Return the weights of the channels; None with too few values or without a signal."""
     axis = class_axis(outputs[0])
-    signal = _summed(outputs, axis)
+    signal = _summed(outputs, axis, least)
     if signal is None or sum(each.size for each in outputs) < VALUES * len(signal) or not signal.any():
         return None
     loud = np.maximum(signal, QUIET * signal.max())
     return Balance(signal.sum() / (len(signal) * loud), axis)
 
 
-def _summed(outputs: Sequence[Array], axis: int) -> Array | None:
-    """Return the sum of squares of each row over all samples; None if rows differ in number or are not finite."""
+def _summed(outputs: Sequence[Array], axis: int, least: float) -> Array | None:
+    """Return the sum of squares of each row over all samples; None if rows differ in number or are not finite.
+
+    Args:
+        outputs: The output, an array per sample.
+        axis: The axis of the rows.
+        least: The mean square that each row has at least.
+    """
     if len({each.shape[axis] for each in outputs}) != 1 or not outputs[0].shape[axis]:
         return None
     total = np.sum([squares(each, axis) for each in outputs], axis=0)
+    total = np.maximum(total, least * sum(each.size for each in outputs) / len(total))
     return total if np.isfinite(total).all() else None
 
 

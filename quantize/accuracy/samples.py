@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .classes import Z
-from .sqnr import Powers, decibels, finite
+from .sqnr import Powers, decibels, finite, worst_powers
 
 FEWEST_ROWS = 4
 """The least number of samples whose spread is known."""
@@ -50,31 +50,33 @@ class _Row:
 
 @dataclass
 class EachSample:
-    """The signal and the noise of each output of each sample, by output."""
+    """The signal and the noise of each output of each sample, by output: a list for each pair of `output_powers`."""
 
-    rows: dict[str, list[_Row]] = field(default_factory=dict)
+    rows: dict[str, list[list[_Row]]] = field(default_factory=dict)
 
-    def add(self, where: str, output: str, values: int, powers: Powers) -> None:
+    def add(self, where: str, output: str, values: int, *powers: Powers) -> None:
         """Add an output of a sample.
 
         Args:
             where: The sample.
             output: The name of the output.
             values: The number of values.
-            powers: The sums of squares of the float model's values, and of the differences.
+            powers: The sums of squares of the float model's values, and of the differences; several pairs where
+                several judge the output.
         """
-        self.rows.setdefault(output, []).append(_Row(where, values, *powers))
+        for rows, pair in zip(self.rows.setdefault(output, [[] for _ in powers]), powers, strict=True):
+            rows.append(_Row(where, values, *pair))
 
     def sqnr_db(self) -> dict[str, float]:
         """Return the SQNR of each output over all samples, in dB."""
-        return {name: decibels(*_together(rows)) for name, rows in self.rows.items()}
+        return {name: decibels(*worst_powers(map(_together, pairs))) for name, pairs in self.rows.items()}
 
     def low_db(self) -> dict[str, float]:
         """Return the lower end of the 95 % confidence interval of each output's SQNR, for other data of the same kind.
 
         With fewer than `FEWEST_ROWS` samples it is the SQNR itself.
         """
-        return {name: decibels(1.0, _highest_ratio(rows)) for name, rows in self.rows.items()}
+        return {name: min(decibels(1.0, _highest_ratio(rows)) for rows in pairs) for name, pairs in self.rows.items()}
 
     def worst(self, outputs: Iterable[str]) -> WorstSample | None:
         """Return the sample with the lowest SQNR; None if no sample is worse than all together by `APART_DB`.
@@ -85,7 +87,7 @@ class EachSample:
         Args:
             outputs: The names of the outputs that count.
         """
-        found = filter(None, (_worst_of(name, self.rows[name]) for name in outputs))
+        found = filter(None, (_worst_of(name, rows) for name in outputs for rows in self.rows[name]))
         return min(found, key=lambda each: each.sqnr_db, default=None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -11,6 +12,16 @@ from .classes import Array, Outputs, is_float
 
 Powers: TypeAlias = tuple[float, float]
 """Sums of squares: of a signal, and of its noise."""
+
+FAINT = 1 / 512
+"""The least amplitude that the signal of an output of probabilities has: half a step of a grey value of 8 bits.
+
+A grey image of 8 bits (sRGB, IEC 61966-2-1) has 255 steps between 0 and 1: shown as one, a mask that is fainter is
+black, and uint8 with the range 0..1 rounds it to 0.
+"""
+SEEN = 0.1
+"""A probability above this in either model is judged besides, with others of this kind alone. Programs that read
+detections drop lower ones, or far higher ones: 0.25 is usual for boxes, 0.5 for speech, masks and wake words."""
 
 
 def powers(exact: Array, other: Array) -> Powers:
@@ -35,14 +46,46 @@ def powers(exact: Array, other: Array) -> Powers:
     return signal, float(np.vdot(difference, difference))
 
 
-def output_powers(reference: Outputs, candidate: Outputs) -> dict[str, Powers]:
-    """Return the `powers` of each float output of the reference, by name; without any, of outputs of numbers.
+def probability_powers(exact: Array, other: Array) -> tuple[Powers, Powers]:
+    """Return the `powers` of probabilities, and those of the values above `SEEN` in either model.
 
-    Where 1 of 200 indices is another one, the noise of indices is about 1 % of their power: 20 dB.
+    The amplitude of the signal counts as `FAINT` at least: no program sees an error of 0.0001 of values that are all
+    0.0003. Many zeros cannot hide the loss of a rare detection: it counts in the second pair. Of arrays with different
+    shapes the second pair is that of nothing.
+    """
+    signal, noise = powers(exact, other)
+    whole = max(signal, exact.size * FAINT**2), noise
+    if exact.shape != other.shape:
+        return whole, (0.0, 0.0)
+    seen = (exact > SEEN) | (other > SEEN)
+    return whole, powers(exact[seen], other[seen])
+
+
+def output_powers(
+    reference: Outputs, candidate: Outputs, probabilities: Collection[str] = ()
+) -> dict[str, tuple[Powers, ...]]:
+    """Return the powers that judge each float output of the reference, by name; without any, outputs of numbers.
+
+    An output has one pair, its `powers`; one of probabilities has the two of `probability_powers`. The SQNR of an
+    output is the lowest of its pairs, each summed over samples. Where 1 of 200 indices is another one, the noise of
+    indices is about 1 % of their power: 20 dB.
+
+    Args:
+        reference: The outputs of the float model.
+        candidate: Those of the other model.
+        probabilities: The outputs whose values are probabilities, see `probability_outputs`.
     """
     floats = [name for name, value in reference.items() if is_float(value)]
     others = (name for name, value in reference.items() if isinstance(value, np.ndarray) and value.dtype.kind in "biu")
-    return {name: powers(reference[name], candidate[name]) for name in floats or others}
+    pairs = {name: (reference[name], candidate[name]) for name in floats or others}
+    return {
+        name: probability_powers(*both) if name in probabilities else (powers(*both),) for name, both in pairs.items()
+    }
+
+
+def worst_powers(pairs: Iterable[Powers]) -> Powers:
+    """Return the pair of sums with the lowest SQNR."""
+    return min(pairs, key=lambda pair: decibels(*pair))
 
 
 def decibels(signal: float, noise: float) -> float:

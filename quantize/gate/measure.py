@@ -20,6 +20,7 @@ from ..accuracy.classes import Outputs, evident_scores, is_float
 from ..accuracy.drop import versus
 from ..accuracy.metrics import METRICS, Metric, Score, by_row
 from ..accuracy.pair import PairScorer, judge_pair, time_models
+from ..accuracy.terms import Terms
 from ..model.files import Weights, serialize, size_on_disk
 from ..runtime.clock import interleave
 from ..runtime.inputs import stacked
@@ -169,7 +170,7 @@ def _scores(
 
     samples = summarizer.passing(pair.source)
     int8 = Sessions(pair.int8_path, keep=False, runtime=runtime)
-    judge_pair(pair.float_path, int8, samples, tell, weights=pair.weights, watch=watch, labels="skip")
+    judge_pair(pair.float_path, int8, samples, tell, weights=pair.weights, watch=watch, terms=Terms("skip"))
     scores = {}
     for scorer in scorers:
         if scorer.metric.runs_models:

@@ -25,7 +25,8 @@ from ...system.regular import check_file
 from ...transforms.inference import outputs_of
 from ..accuracy.classes import open_rows
 from ..accuracy.compare import common_inputs
-from ..accuracy.metrics import Metric, fitted, metric_named
+from ..accuracy.metrics import Metric, fitted, metric_named, of_probabilities
+from ..accuracy.probabilities import probability_outputs
 from ..model.files import load_model
 from ..runtime.inputs import open_data
 from ..runtime.machine import Machine
@@ -252,7 +253,8 @@ def ready(
     kept = {} if old is None else _known(old.tolerances.to_json(), old, metrics)
     allowed = tolerances({**kept, **options.tolerances}, metrics)
     outputs = Runner(Path(float_model), lean=True)(first.feed)
-    metrics = [fitted(metric, first, outputs) for metric in metrics]
+    probable = probability_outputs(model)
+    metrics = [of_probabilities(fitted(metric, first, outputs), probable) for metric in metrics]
     return Ready(
         float_path=Path(float_model),
         float_model=model,

@@ -17,7 +17,9 @@ from ...calibration.session import Array
 from ..accuracy.classes import Outputs, Tally, is_float
 from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import judge_pair
-from ..accuracy.sqnr import decibels, finite, powers
+from ..accuracy.probabilities import probability_outputs
+from ..accuracy.sqnr import decibels, finite, output_powers
+from ..accuracy.terms import Terms
 from ..job import Job, Trial
 from ..runtime.runtimes import Sessions
 from ..steps.judge import judging_samples, with_selected_outputs
@@ -42,12 +44,14 @@ def judged_of(job: Job, trial: Trial) -> Judged | None:
     if job.judging is None or not job.judged:
         return None
     samples = judging_samples(job, job.judging)
-    worst = _Worst()
+    probable = probability_outputs(job.simple)
+    worst = _Worst(probable)
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         nonlocal worst
-        worst = _Worst()
-        return judge_pair(before, after, _in_time(samples), weights=job.weights, watch=worst.add, labels="skip")
+        worst = _Worst(probable)
+        terms = Terms("skip", probable)
+        return judge_pair(before, after, _in_time(samples), weights=job.weights, watch=worst.add, terms=terms)
 
     with_selected_outputs(job, trial.candidate, compare)
     accuracy = trial.accuracy
@@ -91,13 +95,15 @@ class _Row:
 
 @dataclass
 class _Worst:
-    """The worst samples so far."""
+    """The worst samples so far; the SQNR of outputs in `probabilities` is that of probabilities."""
 
+    probabilities: frozenset[str] = frozenset()
     rows: list[_Row] = field(default_factory=list)
 
     def add(self, reference: Outputs, candidate: Outputs, sample: Sample) -> None:
         """Add a sample."""
-        sums = [powers(value, candidate[name]) for name, value in reference.items() if is_float(value)]
+        floats = {name: value for name, value in reference.items() if is_float(value)}
+        sums = [pair for each in output_powers(floats, candidate, self.probabilities).values() for pair in each]
         before, after = Tally().add(reference, candidate, sample) or (None, None)
         differs = _unequal(before, after)
         labels = None if sample.label is None else np.asarray(sample.label).reshape(-1)

@@ -20,7 +20,7 @@ from ..runtime.machine import Machine, folder, forgotten
 from .switch_graph import Switch
 from .switch_model import Powers, Switchboard
 
-SCHEMA = 2
+SCHEMA = 3
 PREFIX = "sensitivity-"
 MOST = 2**28
 """The most bytes of a file that are read: a million trials."""

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ...calibration.samples import Sample
 from ...transforms.graph import nodes_by_name
+from ..accuracy.probabilities import probability_outputs
 from ..accuracy.sqnr import decibels
 from .segments import Segment, segments
 from .switch_graph import Rounding, Switch
@@ -169,13 +170,15 @@ def _each(
     if tensors and runs < len(tensors) * len(samples):
         samples = samples[: int(runs // len(tensors))]
     found: dict[str, float] = {}
+    probable = probability_outputs(model)  # a segment may begin behind what writes them
     for segment in segments(model, tensors, samples):
         for board, switches in opened(segment):
             if not board.outputs:
                 found |= dict.fromkeys(switches, math.inf)
                 continue
             trials = ({switch} for switch in switches.values())
-            for name, outputs in zip(switches, noises(board, trials, segment.samples), strict=True):
+            results = noises(board, trials, segment.samples, probabilities=probable)
+            for name, outputs in zip(switches, results, strict=True):
                 found[name] = min(decibels(*sums) for sums in outputs.values())
                 if progress is not None:
                     progress(len(found), len(tensors))

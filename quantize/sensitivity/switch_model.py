@@ -20,8 +20,8 @@ from ...transforms.graph import nodes_by_name
 from ...transforms.int8.plan import Plan
 from ...transforms.int8.qparams import QParams
 from ..accuracy.choices import PREFIX
-from ..accuracy.parts import balance
-from ..accuracy.sqnr import powers
+from ..accuracy.parts import Balance, balance
+from ..accuracy.sqnr import FAINT, output_powers, worst_powers
 from ..model.files import Weights, serialize
 from .switch_graph import (
     SWITCHES,
@@ -226,12 +226,18 @@ def constant_switches(model: ir.Model, constants: Constants, *, optimize: bool =
 
 
 def noises(
-    board: Switchboard, trials: Iterable[Collection[Switch]], samples: Sequence[Sample], workers: int | None = None
+    board: Switchboard,
+    trials: Iterable[Collection[Switch]],
+    samples: Sequence[Sample],
+    workers: int | None = None,
+    *,
+    probabilities: Collection[str] = (),
 ) -> Iterator[Powers]:
     """Yield the powers of the outputs and of their noise for each trial, a set of switches that are on.
 
     If the parts or the channels of an output differ in magnitude, for instance boxes joined with scores, the noise of
-    each one counts relative to its own power (`balance`), if this gives more noise.
+    each one counts relative to its own power (`balance`), if this gives more noise. Of an output of probabilities the
+    worse one of its pairs of `output_powers` counts.
 
     Several trials run at a time; their number does not change the results.
 
@@ -240,6 +246,7 @@ def noises(
         trials: The switches that are on, by trial.
         samples: The samples of each trial.
         workers: Number of concurrent trials; None for one per CPU.
+        probabilities: The outputs whose values are probabilities, see `probability_outputs`.
 
     Raises:
         RequantError: The model fails on a sample.
@@ -252,19 +259,26 @@ def noises(
             raise RequantError(f"{sample.where}: {error}") from error
 
     def trial(on: Collection[Switch]) -> Powers:
-        total = {name: np.zeros(3) for name in board.outputs}
+        total = {name: np.zeros((2 if name in probabilities else 1, 2)) for name in board.outputs}
+        balanced = dict.fromkeys(board.outputs, 0.0)
         for sample, reference in zip(samples, references, strict=True):
-            for name, value in outputs(sample, on).items():
-                exact, weights = reference[name], balances[name]
-                balanced = 0.0 if weights is None else weights.noise(exact, value)
-                total[name] += (*powers(exact, value), balanced)
-        # not np.maximum: it would return NaN, the noise of values that are not finite
-        return {name: (float(sums[0]), float(max(sums[1], sums[2]))) for name, sums in total.items()}
+            found = outputs(sample, on)
+            for name, pairs in output_powers(reference, found, probabilities).items():
+                weights = balances[name]
+                total[name] += pairs
+                balanced[name] += 0.0 if weights is None else weights.noise(reference[name], found[name])
+        for name, more in balanced.items():  # not np.maximum: it would return NaN, the noise of what is not finite
+            total[name][0, 1] = max(total[name][0, 1], more)
+        return {name: worst_powers((float(a), float(b)) for a, b in sums) for name, sums in total.items()}
+
+    def weights_of(name: str) -> Balance | None:
+        least = FAINT**2 if name in probabilities else 0.0
+        return balance([reference[name] for reference in references], least)
 
     pool = ThreadPoolExecutor(workers or cpus())
     try:
         references = list(pool.map(lambda sample: outputs(sample, ()), samples))
-        balances = {name: balance([reference[name] for reference in references]) for name in board.outputs}
+        balances = {name: weights_of(name) for name in board.outputs}
         yield from pool.map(trial, trials)
     finally:
         pool.shutdown(cancel_futures=True)

@@ -18,8 +18,10 @@ from ..accuracy.given_choices import readers_of, with_choices
 from ..accuracy.halves import sigmoid_outputs
 from ..accuracy.outputs import Accuracy, of_fixed_classes, of_sigmoids
 from ..accuracy.pair import Model, judge_pair, time_models
+from ..accuracy.probabilities import probability_outputs
 from ..accuracy.promise import LEAST_DB, Promise, amplitude, promise
 from ..accuracy.selected_outputs import chosen_outputs, in_place_of, showing, shows, unlike
+from ..accuracy.terms import Terms
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
 from ..placement.runs import samples_for
@@ -59,11 +61,11 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     if job.judging is None or not job.judged:
         return UNMEASURED
     samples = judging_samples(job, job.judging)
-    total = samples.length
+    total, terms = samples.length, Terms("skip", probability_outputs(job.simple))
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         told = partial(_tell, job, total)
-        return judge_pair(before, after, samples, told, weights=job.weights, labels="skip")
+        return judge_pair(before, after, samples, told, weights=job.weights, terms=terms)
 
     return _described(job, with_selected_outputs(job, candidate, compare))
 
@@ -81,8 +83,8 @@ def beside_given(job: Job, candidate: Candidate) -> Given | None:
     """
     if not job.restored or job.judging is None or not job.judged or not candidate.plan.has_int8:
         return None
-    samples = judging_samples(job, job.judging)
-    compare = partial(judge_pair, samples=samples, weights=job.weights, labels="skip")
+    samples, terms = judging_samples(job, job.judging), Terms("skip", probability_outputs(job.simple))
+    compare = partial(judge_pair, samples=samples, weights=job.weights, terms=terms)
     found = if_it_runs(lambda: [compare(job.timed, candidate.sessions), compare(job.opened, job.timed)])
     return None if found is None else Given(*(_described(job, each) for each in found))
 

@@ -23,8 +23,9 @@ from ...system.given import check_kind
 from ...transforms.int8.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
 from ..accuracy.frontier import Frontier, Point
-from ..accuracy.metrics import Metric, Reference, can_leave, fitted, score, score_with
+from ..accuracy.metrics import Metric, Reference, can_leave, fitted, of_probabilities, score, score_with
 from ..accuracy.pair import time_models
+from ..accuracy.probabilities import probability_outputs
 from ..job import Candidate, Evidence, Job, Placement
 from ..placement.measuring import Write
 from ..placement.priced_plans import plans_by_price
@@ -148,6 +149,7 @@ def opened(job: Job, goal: Goal) -> tuple[Source, Goal]:
     if first is None:
         return source, goal
     metric = fitted(goal.metric, first, Runner(job.reference, lean=True)(first.feed))
+    metric = of_probabilities(metric, probability_outputs(job.simple))
     goal.allowance.check(metric)
     return source, replace(goal, metric=metric)
 

@@ -29,6 +29,7 @@ from ...transforms.inference import inferred
 from ...transforms.int8.plan import Plan
 from ..accuracy.choices import GIVEN_NOTE, Reader
 from ..accuracy.given_choices import layered_choices, readers_of, with_choices
+from ..accuracy.probabilities import probability_outputs
 from ..accuracy.promise import LEAST_DB
 from ..accuracy.selected_outputs import chosen_outputs, in_place_of, selected_from, showing
 from ..accuracy.sqnr import decibels
@@ -223,7 +224,7 @@ def _try(evidence: _Evidence, planned: Sequence[frozenset[Switch]], samples: Seq
     """Run the missing ones of the planned trials."""
     trials, total = evidence.trials, len(planned)
     missing = [on for on in planned if digest(on) not in trials.known]
-    results = noises(evidence.board, missing, samples)
+    results = noises(evidence.board, missing, samples, probabilities=probability_outputs(evidence.job.simple))
     for done, (on, powers) in enumerate(zip(missing, results, strict=True), total - len(missing) + 1):
         trials.add(digest(on), powers)
         evidence.job.progress(stage, done, total)
@@ -396,7 +397,7 @@ def _apart(job: Job, board: Switchboard, samples: Sequence[Sample]) -> tuple[dic
         fed = tuple(sorted((name, array.shape) for name, array in sample.feed.items()))
         for name, value in board.run(sample.feed).items():
             shapes.setdefault((name, fed), set()).add(value.shape)
-    (powers,) = noises(board, [board.everything], samples)
+    (powers,) = noises(board, [board.everything], samples, probabilities=probability_outputs(model))
     found = {name: decibels(*sums) for name, sums in powers.items()}
     unlike = {str(name) for (name, _), lengths in shapes.items() if len(lengths) > 1}
     unlike |= {name for name, value in found.items() if value == -math.inf}

@@ -1,6 +1,6 @@
 """Metrics by name, and the score of a model in a metric over data."""
 
-from .named import METRICS, Metric, area, metric_named, mid_ranks
+from .named import METRICS, Metric, area, metric_named, mid_ranks, of_probabilities
 from .remote import can_leave, score_with
 from .scoring import Reference, Score, Scorer, by_row, check_label, fitted, join, of_reference, score
 
@@ -18,6 +18,7 @@ __all__ = [
     "join",
     "metric_named",
     "mid_ranks",
+    "of_probabilities",
     "of_reference",
     "score",
     "score_with",

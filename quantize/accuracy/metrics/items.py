@@ -97,8 +97,10 @@ def top_classes(outputs: Outputs, sample: Sample) -> Outputs:
 # ------------------------------------------------------------------------------------------------ sums over samples
 
 
-def noise(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
-    """Return the powers of signal and noise of each float output, by turns.
+def noise(
+    outputs: Outputs, sample: Sample, reference: Outputs, *, probabilities: frozenset[str] = frozenset()
+) -> Items:
+    """Return the powers of signal and noise that judge each float output, by turns; see `output_powers`.
 
     Raises:
         RequantError: An output of the reference is missing, or no output is float.
@@ -108,7 +110,7 @@ def noise(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
     if missing or not names:
         what = f"has no output {missing[0]!r}" if missing else "has no float output"
         raise RequantError(f"{sample.where}: the model {what}; sqnr needs one")
-    pairs = list(output_powers(reference, outputs).values())
+    pairs = [pair for each in output_powers(reference, outputs, probabilities).values() for pair in each]
     return spread(np.asarray(pairs, np.float64).reshape(1, -1), 1)
 
 

@@ -105,6 +105,7 @@ class Metric:
         unlabelled: The metric for data without labels, if it differs.
         decode: The user's function from outputs to what `items` and `keep` read.
         own: The user's function, which replaces `items`.
+        probabilities: The outputs that are compared as probabilities, see `of_probabilities`.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Metric:
     unlabelled: Metric | None = None
     decode: Decoder | None = None
     own: Own | None = None
+    probabilities: frozenset[str] = frozenset()
 
     @property
     def runs_models(self) -> bool:

@@ -294,6 +294,16 @@ def metric_named(text: str, *, lower: bool = False) -> Metric:
     return Metric(name=text, higher_is_better=higher, labels="used", mean=True, value=_mean, own=own)
 
 
+def of_probabilities(metric: Metric, outputs: frozenset[str]) -> Metric:
+    """Return `sqnr` for a model whose outputs in `outputs` are probabilities, see `output_powers`; else the metric.
+
+    The user's function for outputs may return anything: of its results none is known to be a probability.
+    """
+    if metric.items is not items.noise or metric.decode is not None or not outputs:
+        return metric
+    return replace(metric, items=partial(items.noise, probabilities=outputs), probabilities=outputs)
+
+
 def _ours(name: str) -> Metric | None:
     """Return the metric of a name: a row of `METRICS`, or ``recall@K``; None for other names."""
     if match := re.fullmatch(r"recall@([1-9][0-9]{0,5})", name):

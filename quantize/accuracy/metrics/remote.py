@@ -23,7 +23,7 @@ from ...runtime.as_file import as_file
 from ...runtime.progress import Progress, silent
 from ...runtime.runtimes import STOCK, Runtime
 from .heads import Heads
-from .named import Metric, metric_named
+from .named import Metric, metric_named, of_probabilities
 from .scoring import NothingCountsError, Reference, Score, fitted, join, score
 
 PARTS = 4
@@ -44,6 +44,7 @@ class Part:
         data: Opens the data.
         picked: The positions of the samples in the data.
         runtime: What runs the model.
+        probabilities: The outputs that are compared as probabilities.
     """
 
     metric: str
@@ -52,6 +53,7 @@ class Part:
     data: DataSpec
     picked: tuple[int, ...]
     runtime: Runtime = STOCK
+    probabilities: frozenset[str] = frozenset()
 
 
 def score_with(
@@ -89,7 +91,7 @@ def score_with(
             None if each is None else os.path.abspath(files.enter_context(as_file(each, execution.scratch)))
             for each in (model, reference if metric.reference else None)
         ]
-        part = Part(metric.name, str(paths[0]), paths[1], data.reference, picked, runtime)
+        part = Part(metric.name, str(paths[0]), paths[1], data.reference, picked, runtime, metric.probabilities)
         by_start: dict[int, Scored] = {}
         done = 0
         with run_all(_pieces(part, PARTS * workers), execution.executor, workers) as results:
@@ -129,7 +131,7 @@ def score_part(part: Part) -> Scored:
     try:
         source = open_source(part.data, input_specs(open_session(part.model, threads=1, lean=True)))
         source = replace(source, picked=part.picked)
-        metric = fitted(metric_named(part.metric), next(iter(source)))
+        metric = of_probabilities(fitted(metric_named(part.metric), next(iter(source))), part.probabilities)
         reference = None if part.reference is None else Reference(metric, part.reference, threads=1, room=0)
         result = score(metric, part.model, source, reference=reference, threads=1, runtime=part.runtime)
     except NothingCountsError:  # other parts may have labels that count

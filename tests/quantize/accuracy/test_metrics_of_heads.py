@@ -17,6 +17,7 @@ from requant.cli import main
 from requant.quantize.accuracy.labels import check_label
 from requant.quantize.accuracy.metrics import METRICS, Score, Scorer, join
 from requant.quantize.accuracy.outputs import compare_outputs
+from requant.quantize.accuracy.terms import Terms
 
 FACES = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -110,7 +111,7 @@ def test_labels_of_another_head_do_not_judge_the_first() -> None:
         for label in (1, 4, 0)
         for one in [{name: value[:1] for name, value in heads.items()}]
     ]
-    assert compare_outputs(results, labels="skip").labelled is None
+    assert compare_outputs(results, terms=Terms("skip")).labelled is None
     with pytest.raises(RequantError, match="sample 4: label 4, but the output has 2 classes"):
         compare_outputs(results)
     assert check_label(*results[1][1:]).startswith("labels beyond the classes of 'gender' are those of another output")

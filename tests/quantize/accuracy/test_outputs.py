@@ -329,8 +329,8 @@ def test_integers_count_where_there_are_no_floats() -> None:
     assert 15 < compared([ids], [other]).sqnr_db["out"] < 25
     assert compared([ids], [ids]).sqnr_db == {"out": math.inf}
     same = np.ones(2, np.float32)
-    assert output_powers({"y": same, "ids": ids}, {"y": same, "ids": other}) == {"y": (2.0, 0.0)}
-    assert output_powers({"on": ids > 10}, {"on": other > 10}) == {"on": (190.0, 1.0)}
+    assert output_powers({"y": same, "ids": ids}, {"y": same, "ids": other}) == {"y": ((2.0, 0.0),)}
+    assert output_powers({"on": ids > 10}, {"on": other > 10}) == {"on": ((190.0, 1.0),)}
 
 
 def test_decibels() -> None:

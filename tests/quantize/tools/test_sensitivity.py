@@ -530,7 +530,7 @@ def test_the_ranges_of_files_are_kept(chain: Path, archive: Path, monkeypatch: p
 
 
 def test_an_interrupt_is_told_in_one_line(chain: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("requant.quantize.tools.sensitivity.noises", stop)
