@@ -33,7 +33,7 @@ def learn_blocks(layer: BlockLayer, *, rounding: bool) -> Blocked:
         rounding: Whether weights may be rounded to another than the nearest integer.
     """
     seen = _rows([x for index, x in enumerate(layer.int8_inputs) if index % FOLDS != FOLDS - 1])
-    unseen = [_rows([x]) for x in layer.int8_inputs[FOLDS - 1 :: FOLDS]]
+    unseen = layer.int8_inputs[FOLDS - 1 :: FOLDS]
     found = in_blocks(layer.rows, layer.form, np.square(seen, dtype=np.float64).mean(axis=0) if len(seen) else None)
     if not rounding or not unseen or SPARSE * len(seen) < seen.shape[1]:
         return found
@@ -44,8 +44,8 @@ def learn_blocks(layer: BlockLayer, *, rounding: bool) -> Blocked:
     learned = Blocked(
         form, round_columns(moments, weights / steps, nearest, steps, bounds).T.astype(np.int8), found.scale
     )
-    targets = [(x, x @ weights) for x in unseen]
-    before, after = (losses(targets, each.values().T, centred=False) for each in (found, learned))
+    x = np.concatenate([_rows([each]) for each in unseen])
+    before, after = (losses(x @ (each.values().T - weights), centred=False) for each in (found, learned))
     return learned if surely(before - after) else found
 
 

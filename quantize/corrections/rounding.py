@@ -32,6 +32,9 @@ SPARSE = 4
 """A layer needs this many positions per column, or its samples say too little about its weights."""
 SWEEPS = 4
 BLOCK = 64
+AT_ONCE = 2**26
+"""Groups are computed together, as many as have inputs of this many bytes. Alone, a group of a depthwise layer takes
+longer to start than to compute."""
 
 NEAREST, BY_INPUT, BY_RESULT = "nearest", "by the integer input", "by the float result"
 CRITERIA = (BY_INPUT, BY_RESULT)
@@ -40,11 +43,11 @@ CRITERIA = (BY_INPUT, BY_RESULT)
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """The coefficients of a layer's objective, for one group of channels.
+    """The coefficients of a layer's objective, for groups of channels; of one group, the first axis may be left out.
 
     Attributes:
-        columns: Second moments of the input's columns, (K, K) float32.
-        residual: Second moments of the columns with the error of the float weights' result, (K, M) float32.
+        columns: Second moments of the input's columns, (groups, K, K) float32.
+        residual: Second moments of the columns with the error of the float weights' result, (groups, K, M) float32.
         rows: The number of positions.
     """
 
@@ -95,19 +98,19 @@ def learn_rounding(layer: Layer, *, shifted: bool = True, exact: bool = True) ->
     lost = {criterion: dict.fromkeys(candidates, np.zeros(1)) for criterion in CRITERIA}
     centred = layer.has_bias and shifted
     bounds, partners = bounds_of(params), None if exact or params.zero_point.dtype != np.int8 else _partners(layer)
-    for group, weights in enumerate(matrix):
-        seen = [(x[group], y[group]) for index, (x, y) in enumerate(rows) if index % FOLDS != FOLDS - 1]
-        unseen = [(x[group], y[group]) for x, y in rows[FOLDS - 1 :: FOLDS]]
-        moments = moments_of(seen, weights, centred)
+    for groups in _at_once(rows):
+        weights, scales = matrix[groups], steps[groups]
+        moments = moments_of(_joined(rows, groups, seen=True), weights, centred)
         alone = replace(moments, residual=0 * moments.residual)
-        in_steps = weights / steps[group] + zero
+        in_steps = weights / scales + zero
         for name, known in ((BY_INPUT, alone), (BY_RESULT, moments)):
-            candidates[name][group] = round_columns(known, in_steps, nearest[group], steps[group], bounds, partners)
-        judging = {BY_INPUT: [(x, x @ weights) for x, _ in unseen], BY_RESULT: unseen}
+            candidates[name][groups] = round_columns(known, in_steps, nearest[groups], scales, bounds, partners)
+        x, y = _joined(rows, groups, seen=False)
+        targets = {BY_INPUT: x @ weights, BY_RESULT: y}
         for name, integers in candidates.items():
-            rounded = steps[group] * (integers[group] - zero)
-            for criterion, targets in judging.items():
-                lost[criterion][name] = lost[criterion][name] + losses(targets, rounded, centred)
+            results = x @ (scales * (integers[groups] - zero))
+            for criterion, target in targets.items():
+                lost[criterion][name] = lost[criterion][name] + losses(results - target, centred)
     better = [name for name in CRITERIA if surely(lost[name][NEAREST] - lost[name][name])]
     if not better:
         return None
@@ -115,18 +118,32 @@ def learn_rounding(layer: Layer, *, shifted: bool = True, exact: bool = True) ->
     return _unmatrix(layer, candidates[best]).astype(params.zero_point.dtype)
 
 
-def losses(rows: list[tuple[Array, Array]], weights: Array, centred: bool) -> Array:
+def _at_once(rows: list[tuple[Array, Array]]) -> Iterator[slice]:
+    """Yield the groups in slices whose inputs have about `AT_ONCE` bytes: a depthwise layer has hundreds of groups."""
+    groups = len(rows[0][0])
+    each = sum(x.nbytes for x, _ in rows) // groups
+    count = max(1, AT_ONCE // max(1, each))
+    yield from (slice(start, start + count) for start in range(0, groups, count))
+
+
+def _joined(rows: list[tuple[Array, Array]], groups: slice, *, seen: bool) -> tuple[Array, Array]:
+    """Return the inputs (groups, rows, K) and results (groups, rows, M) of the samples that are seen, or held back."""
+    picked = (each for index, each in enumerate(rows) if (index % FOLDS != FOLDS - 1) == seen)
+    x, y = zip(*((x[groups], y[groups]) for x, y in picked), strict=True)
+    return np.concatenate(x, axis=1, dtype=np.float32), np.concatenate(y, axis=1, dtype=np.float32)
+
+
+def losses(errors: Array, centred: bool) -> Array:
     """Return the squared error of the results in each part of the positions, (`PARTS`,) or fewer.
 
     Args:
-        rows: Inputs (rows, K) and expected results (rows, M) of each sample.
-        weights: Dequantized weights, (K, M).
+        errors: Results minus expected results, (groups, rows, M) or (rows, M).
         centred: Whether to ignore the mean error of each output channel.
     """
-    errors = np.concatenate([x @ weights - y for x, y in rows])
     if centred:
-        errors -= errors.mean(axis=0, dtype=np.float64).astype(np.float32)
-    squares = np.square(errors).sum(axis=1, dtype=np.float64)
+        errors = errors - errors.mean(axis=-2, keepdims=True, dtype=np.float64).astype(np.float32)
+    others = tuple(axis for axis in range(errors.ndim) if axis != errors.ndim - 2)
+    squares = np.square(errors).sum(axis=others, dtype=np.float64)
     return np.asarray([part.sum() for part in np.array_split(squares, min(PARTS, len(squares)))])
 
 
@@ -135,20 +152,21 @@ def surely(gains: Array) -> bool:
     return len(gains) > 1 and float(gains.mean()) > SURE * float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
-def moments_of(rows: list[tuple[Array, Array]], weights: Array, centred: bool) -> Moments:
-    """Return the moments of one group.
+def moments_of(samples: tuple[Array, Array], weights: Array, centred: bool) -> Moments:
+    """Return the moments of groups, or of one group without the first axis.
 
     Args:
-        rows: For each sample, the layer's input in the INT8 model, (rows, K), and its result in the float model,
-            without the bias, (rows, M).
-        weights: The float weights, (K, M).
+        samples: The layer's input in the INT8 model, (groups, rows, K), and its result in the float model, without the
+            bias, (groups, rows, M); float32.
+        weights: The float weights, (groups, K, M).
         centred: Whether to ignore means, because a bias correction follows.
     """
-    x, y = (np.concatenate(arrays).astype(np.float32) for arrays in zip(*rows, strict=True))
+    x, y = samples
     if centred:
-        x, y = (each - each.mean(axis=0, dtype=np.float64).astype(np.float32) for each in (x, y))
-    count = np.float32(len(x))
-    return Moments(x.T @ x / count, x.T @ (x @ weights - y) / count, len(x))
+        x, y = (each - each.mean(axis=-2, keepdims=True, dtype=np.float64).astype(np.float32) for each in (x, y))
+    columns, rows = x.swapaxes(-1, -2), x.shape[-2]
+    count = np.float32(rows)
+    return Moments(columns @ x / count, columns @ (x @ weights - y) / count, rows)
 
 
 def round_columns(
@@ -167,19 +185,17 @@ def round_columns(
     lowers the cost, for all output channels at once. The slope is updated per block of weights, by a matrix product.
 
     Args:
-        moments: The moments of the group.
-        exact: Weights in steps, (K, M).
-        nearest: The nearest integers, (K, M).
-        steps: The step of each weight, (K, M).
+        moments: The moments of the groups.
+        exact: Weights in steps, (groups, K, M); as in the moments, one group may come without the first axis.
+        nearest: The nearest integers, as `exact`.
+        steps: The step of each weight, as `exact`.
         bounds: The least and the greatest integer.
         partners: By weight, the index of the other weight of its pair, (K,), -1 without one: their sum stays within
             `PAIR_LIMIT`. None where the target adds products in 32 bits.
     """
-    size = len(exact)
+    size = exact.shape[-2]
     trust = np.float32(moments.rows / (moments.rows + size))
-    hessian = trust * moments.columns
-    diagonal = moments.columns.diagonal().copy()
-    np.fill_diagonal(hessian, diagonal)
+    hessian = np.where(np.eye(size, dtype=bool), moments.columns, trust * moments.columns)
     current = nearest.astype(np.float32)
     other = current + np.sign(exact - current)  # no other integer for a weight on the grid
     other = np.where((other < bounds[0]) | (other > bounds[1]), current, other)
@@ -190,7 +206,7 @@ def round_columns(
             block = slice(start, min(start + BLOCK, size))
             moved = _sweep(block, hessian, slope, current, other, steps, partners)
             changed += int(np.count_nonzero(moved))
-            slope += hessian[:, block] @ moved
+            slope += hessian[..., block] @ moved
         if not changed:
             break
     return current
@@ -205,21 +221,25 @@ def bounds_of(params: QParams) -> tuple[int, int]:
 def _sweep(
     block: slice, hessian: Array, slope: Array, current: Array, other: Array, steps: Array, partners: Array | None
 ) -> Array:
-    """Change the weights of a block in place if the cost decreases; return the change of each weight, (block, M)."""
-    local, inner = slope[block].copy(), hessian[block, block]
+    """Change the weights of a block in place if the cost decreases.
+
+    Returns:
+        The change of each weight, (groups, block, M), as the other arrays with or without the first axis.
+    """
+    local, inner = slope[..., block, :].copy(), hessian[..., block, block]
     moved = np.zeros_like(local)
-    for row in range(len(local)):
+    for row in range(local.shape[-2]):
         index = block.start + row
-        change = steps[index] * (other[index] - current[index])
-        pays = (2 * change * local[row] + change**2 * inner[row, row] < 0) & (change != 0)
+        old, new = current[..., index, :].copy(), other[..., index, :].copy()
+        change = steps[..., index, :] * (new - old)
+        pays = (2 * change * local[..., row, :] + change**2 * inner[..., row, row, None] < 0) & (change != 0)
         if partners is not None and partners[index] >= 0:
-            pays &= np.abs(other[index] + current[partners[index]]) <= PAIR_LIMIT
+            pays &= np.abs(new + current[..., partners[index], :]) <= PAIR_LIMIT
         change = np.where(pays, change, 0.0)
-        local += inner[:, row : row + 1] * change
-        moved[row] = change
-        old = current[index].copy()
-        current[index] = np.where(pays, other[index], old)
-        other[index] = np.where(pays, old, other[index])
+        local += inner[..., row, None] * change[..., None, :]
+        moved[..., row, :] = change
+        current[..., index, :] = np.where(pays, new, old)
+        other[..., index, :] = np.where(pays, old, new)
     return moved
 
 

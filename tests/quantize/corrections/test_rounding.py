@@ -128,6 +128,31 @@ def test_no_single_change_costs_less(problem: Problem) -> None:
 
 
 @given(problem=problems())
+def test_groups_are_solved_as_if_alone(problem: Problem) -> None:
+    """Beside a group with the opposite residual, which changes other weights and may need more sweeps."""
+    moments, exact, nearest, params = problem
+    other = replace(moments, residual=-moments.residual)
+    both = Moments(
+        *(np.stack(each) for each in zip(*((m.columns, m.residual) for m in (moments, other)), strict=True)),
+        moments.rows,
+    )
+    found = solved((both, np.stack([exact, exact]), np.stack([nearest, nearest]), params))
+    assert np.array_equal(found[0], solved(problem))
+    assert np.array_equal(found[1], solved((other, exact, nearest, params)))
+
+
+@pytest.mark.parametrize("kind", ["groups", "convolution"])
+def test_how_many_groups_are_computed_at_once_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _, _ = layer(kind)
+    together = learn_rounding(one)
+    monkeypatch.setattr(rounding, "AT_ONCE", 1)
+    alone = learn_rounding(one)
+    assert together is not None
+    assert alone is not None
+    assert np.array_equal(together, alone)
+
+
+@given(problem=problems())
 def test_how_many_weights_are_multiplied_at_once_changes_nothing(problem: Problem) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounding, "BLOCK", 2)
@@ -280,7 +305,7 @@ def test_moments_are_those_of_all_rows_together() -> None:
     x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
     for centred in (False, True):
         u, v = (each - each.mean(axis=0) * centred for each in (x, y))
-        found = moments_of([(a.astype(np.float32), b.astype(np.float32)) for a, b in parts], weights, centred)
+        found = moments_of((x.astype(np.float32), y.astype(np.float32)), weights, centred)
         assert found.rows == 13
         bound = 4 * 16 * EPS * (np.abs(x).max() * 5 * np.abs(weights).max() + np.abs(y).max()) * np.abs(x).max()
         assert np.abs(found.columns - u.T @ u / 13).max() <= bound
@@ -427,7 +452,7 @@ def test_what_is_learned_by_heart_is_refused() -> None:
             np.broadcast_to(one.weights.params.scale, weights.shape),
             quantize(weights, one.weights.params),
         )
-        seen = moments_of(list(zip(x[:3], y[:3], strict=True)), weights, centred=False)
+        seen = moments_of((np.concatenate(x[:3]), np.concatenate(y[:3])), weights, centred=False)
         exact = weights / scales
         learned = round_columns(seen, exact, nearest.astype(np.float32), scales, bounds_of(one.weights.params))
         assert (costs(seen, scales * (learned - exact)) < costs(seen, scales * (nearest - exact))).all()  # as it seems
@@ -458,11 +483,13 @@ def test_losses_are_squared_errors_in_parts(centred: bool) -> None:
     weights = np.asarray([[2, -1]], np.float32)
     errors = x @ weights - y
     errors -= errors.mean(axis=0) * centred
-    found = losses([(x[:30], y[:30]), (x[30:], y[30:])], weights, centred)
+    found = losses(x @ weights - y, centred)
     assert len(found) == 16
     assert found[0] == np.square(errors[:3]).sum()  # whole numbers and halves: exact
     assert found.sum() == np.square(errors).sum()
-    assert len(losses([(x[:5], y[:5])], weights, centred)) == 5
+    assert len(losses((x @ weights - y)[:5], centred)) == 5
+    twice = np.stack([x @ weights - y] * 2)
+    assert np.array_equal(losses(twice, centred), 2 * found)
 
 
 REFUSED = {
