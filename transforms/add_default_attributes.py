@@ -5,8 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import AddDefaultAttributesPass
 
-from .graph import every_node, quiet
+from .graph import every_node
 from .registry import Change, transform
+from .rewriter import quiet
 
 
 @transform("add_default_attributes")

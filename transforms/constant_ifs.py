@@ -7,19 +7,8 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from .graph import (
-    can_replace,
-    computing_nodes,
-    constant,
-    every_graph,
-    graph_of,
-    insert_before,
-    names,
-    own_values,
-    remove,
-    replace,
-    unused_name,
-)
+from .graph import computing_nodes, constant, every_graph, graph_of, own_values
+from .rewriter import can_replace, insert_before, names, remove, replace, unused_name
 
 BRANCHES = ("else_branch", "then_branch")  # by the condition
 

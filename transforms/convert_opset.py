@@ -6,9 +6,10 @@ from math import inf
 
 import onnx_ir as ir
 
-from .graph import constant, discard, is_standard, node_name, quiet, unused_name
+from .graph import constant, is_standard, node_name
 from .inline_functions import inline_functions
 from .registry import Change, TransformError, transform
+from .rewriter import discard, quiet, unused_name
 from .verify import VerifyError, signature, verify
 
 SCAN_LOSES_BATCH = 9  # the first opset whose Scan has no batch axis

@@ -9,21 +9,18 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
+from .graph import computing_nodes, constant, graph_of, node_name
+from .inference import stand_ins
+from .registry import Change, LeftAlone, transform
+from .rewriter import (
     add_initializer,
-    computing_nodes,
-    constant,
     derive_initializer,
     discard,
-    graph_of,
     insert_before,
     names,
-    node_name,
     replace_by_earlier,
     unused_name,
 )
-from .inference import stand_ins
-from .registry import Change, LeftAlone, transform
 
 AXES_ARE_INPUTS = 13  # the first opset in which Squeeze, Unsqueeze and ReduceSum have the axes as an input
 

@@ -18,11 +18,12 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import UnknownNameError
-from .graph import constant, derive_initializer, discard, graph_of, key, names, release, unused_name
+from .graph import constant, graph_of, key, release
 from .inference import inferred
 from .patterns.channel_rules import RULES
 from .patterns.channel_scales import Floats, Fold, Look
 from .registry import Change, LeftAlone, TransformError
+from .rewriter import derive_initializer, discard, names, unused_name
 
 
 @dataclass(frozen=True)

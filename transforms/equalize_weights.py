@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from .equalize import Group, find, scale_group
-from .graph import constant, names, release
+from .graph import constant, release
 from .patterns.channel_scales import Floats, Fold
 from .registry import Change, transform
+from .rewriter import names
 
 SWEEPS = 64
 """The maximum number of passes. The scales of a group change the weights of its neighbours, so passes repeat."""

@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 import onnx_ir as ir
 
-from .graph import can_replace, computing_graphs, constant, names, producer_of, remove, replace, sole_reader
+from .graph import computing_graphs, constant, producer_of, sole_reader
 from .inference import stand_ins
 from .patterns.linear import (
     AFFINE,
@@ -26,6 +26,7 @@ from .patterns.linear import (
     weights_of,
 )
 from .registry import Change, LeftAlone, transform
+from .rewriter import can_replace, names, remove, replace
 
 Known = Mapping[ir.Value, ir.Value]
 

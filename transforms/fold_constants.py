@@ -11,19 +11,11 @@ import onnx_ir as ir
 from .. import UnknownNameError
 from .constant_ifs import take_branches
 from .evaluation import evaluated
-from .graph import (
-    add_initializer,
-    computing_nodes,
-    constant,
-    discard,
-    graph_of,
-    is_standard,
-    producer_of,
-    remove_if_unread,
-)
+from .graph import computing_nodes, constant, graph_of, is_standard, producer_of
 from .inference import stand_ins
 from .int8.ops import MOVES, row_of
 from .registry import Change, LeftAlone, transform
+from .rewriter import add_initializer, discard, remove_if_unread
 from .tensors import tensors
 
 RANDOM = frozenset(

@@ -7,23 +7,10 @@ from functools import cache, partial
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
-    add_initializer,
-    computing_nodes,
-    constant,
-    graph_of,
-    insert_before,
-    made_by,
-    names,
-    node_name,
-    plain_shape,
-    remove_unread,
-    replace_node,
-    sole_reader,
-    unused_name,
-)
+from .graph import computing_nodes, constant, graph_of, made_by, node_name, plain_shape, sole_reader
 from .inference import stand_ins
 from .registry import Change, transform
+from .rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 
 
 @transform("fold_gated_sums", after=("sum_to_add",))

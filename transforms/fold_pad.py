@@ -5,21 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
-    add_initializer,
-    computing_nodes,
-    constant,
-    discard,
-    graph_of,
-    names,
-    node_name,
-    producer_of,
-    remove,
-    sole_reader,
-    unused_name,
-)
+from .graph import computing_nodes, constant, graph_of, node_name, producer_of, sole_reader
 from .patterns import pads
 from .registry import Change, LeftAlone, transform
+from .rewriter import add_initializer, discard, names, remove, unused_name
 
 PADS_ARE_INPUTS = 11  # the opset from which the lengths of a Pad are inputs
 KEEPS_SIGN = frozenset(

@@ -8,8 +8,9 @@ from math import isclose, pi, sqrt
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, constant, is_standard, producer_of, remove, replace_node, sole_reader
+from .graph import MS, computing_nodes, constant, is_standard, producer_of, sole_reader
 from .registry import Change, transform
+from .rewriter import remove, replace_node
 
 HAS_GELU = 20  # the opset from which Gelu is a standard operator
 CUBE = 0.044715

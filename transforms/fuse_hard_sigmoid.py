@@ -7,21 +7,10 @@ from math import isclose
 
 import onnx_ir as ir
 
-from .graph import (
-    computing_nodes,
-    constant,
-    insert_before,
-    is_standard,
-    names,
-    node_name,
-    one_number,
-    producer_of,
-    remove_unread,
-    replace_node,
-    sole_reader,
-)
+from .graph import computing_nodes, constant, is_standard, node_name, one_number, producer_of, sole_reader
 from .inference import Known
 from .registry import Change, LeftAlone, transform
+from .rewriter import insert_before, names, remove_unread, replace_node
 from .unfuse_gates import HALF, SLOPE
 
 HAS_HARD_SWISH = 14  # the opset from which HardSwish is a standard operator

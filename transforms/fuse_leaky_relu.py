@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, is_standard, one_number, producer_of, remove_if_unread, replace_node
+from .graph import computing_nodes, is_standard, one_number, producer_of
 from .inference import Known
 from .merge_clips import CLIPPED
 from .registry import Change, transform
+from .rewriter import remove_if_unread, replace_node
 
 LEAKS_DOUBLES = 16  # the opset from which the runtime has a kernel of LeakyRelu for float64
 

@@ -6,11 +6,12 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN, drop_functions
-from .graph import add_initializer, constant, names, remove, replace_node, sole_reader, unused_name
+from .graph import constant, sole_reader
 from .int8.existing import drop_round_trips
 from .int8.qlinear import Weights, product_node
 from .int8.qparams import Array, QParams, asymmetric_u8
 from .registry import Change, transform
+from .rewriter import add_initializer, names, remove, replace_node, unused_name
 
 
 @transform(

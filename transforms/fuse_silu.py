@@ -6,8 +6,9 @@ from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, is_standard, producer_of, remove, replace_node, sole_reader
+from .graph import MS, computing_nodes, is_standard, producer_of, sole_reader
 from .registry import Change, transform
+from .rewriter import remove, replace_node
 
 
 @transform("fuse_silu")

@@ -13,8 +13,9 @@ from .. import NATIVE_DOMAIN
 from ..system.values import decode_json
 from .calls import Identifier, callees, check_calls
 from .functions import DOMAIN
-from .graph import names, node_name, unused_name
+from .graph import node_name
 from .registry import Change, TransformError, transform
+from .rewriter import names, unused_name
 
 # Metadata keys on calls and on the contents of functions while inlining runs; copies keep the metadata.
 CALL, NAME = "requant.inline.call", "requant.inline.name"

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import (
-    can_replace,
-    computing_nodes,
-    constant,
-    insert_before,
-    made_by,
-    names,
-    node_name,
-    remove,
-    replace,
-    sole_reader,
-)
+from .graph import computing_nodes, constant, made_by, node_name, sole_reader
 from .inference import Known
 from .registry import Change, LeftAlone, transform
+from .rewriter import can_replace, insert_before, names, remove, replace
 
 MATRIX = 2  # the last axes, which a product multiplies
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import add_initializer, axes_of, computing_graphs, constant, discard, names, unused_name
+from .graph import axes_of, computing_graphs, constant
 from .inference import Known
 from .patterns import pads
 from .patterns.elementwise import CHANNELWISE, ELEMENTWISE
 from .patterns.linear import CONVOLUTIONS
 from .registry import Change, transform
+from .rewriter import add_initializer, discard, names, unused_name
 
 AXES_ARE_INPUT = 13  # the opset from which the axes of Unsqueeze and Squeeze are inputs
 SEQUENCE = 3  # axes: batch, channels, time

@@ -7,8 +7,9 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from .deduplicate_initializers import merge_initializers
 from .fold_constants import RANDOM
-from .graph import computing_graphs, quiet
+from .graph import computing_graphs
 from .registry import Change, transform
+from .rewriter import quiet
 
 MARK = "requant_unique"
 TYPES = frozenset({ir.AttributeType.TYPE_PROTO, ir.AttributeType.TYPE_PROTOS})

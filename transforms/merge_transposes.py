@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import code_graphs, producer_of, remove, sole_reader
+from .graph import code_graphs, producer_of, sole_reader
 from .registry import Change, transform
+from .rewriter import remove
 
 
 @transform("merge_transposes")

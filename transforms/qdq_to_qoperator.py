@@ -7,20 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
-    MS,
-    computing_nodes,
-    constant,
-    derive_initializer,
-    discard,
-    graph_of,
-    names,
-    producer_of,
-    remove_if_unread,
-    replace_node,
-    sole_reader,
-    unused_name,
-)
+from .graph import MS, computing_nodes, constant, graph_of, producer_of, sole_reader
 from .int8.existing import is_linear
 from .int8.ops import OPS, Op, only_moves
 from .int8.qlinear import Quantized, equal_parameters
@@ -28,6 +15,7 @@ from .int8.qparams import QParams
 from .patterns import pads
 from .patterns.elementwise import clip_bounds
 from .registry import Change, transform
+from .rewriter import derive_initializer, discard, names, remove_if_unread, replace_node, unused_name
 
 BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 Build = Callable[[ir.Node, list[Quantized], "Quantized | None"], "ir.Node | None"]

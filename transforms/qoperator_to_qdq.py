@@ -7,21 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
-    MS,
-    add_initializer,
-    computing_nodes,
-    constant,
-    discard,
-    graph_of,
-    key,
-    names,
-    node_name,
-    replace_node,
-    unused_name,
-)
+from .graph import MS, computing_nodes, constant, graph_of, key, node_name
 from .int8.writer import FIRST_WITH_AXIS
 from .registry import Change, LeftAlone, transform
+from .rewriter import add_initializer, discard, names, replace_node, unused_name
 
 Triple = tuple[int, int, int]
 

@@ -6,10 +6,11 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import add_initializer, constant, drop_unused, names, release, replace, unused_name
+from .graph import constant, release
 from .int8.ops import OPS, Op
 from .int8.qparams import quantize, symmetric_s8
 from .registry import Change, transform
+from .rewriter import add_initializer, drop_unused, names, replace, unused_name
 
 
 @transform("quantize_weights", after=("fold_batch_norms",), changes_values=True)

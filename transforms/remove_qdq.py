@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import (
-    add_initializer,
-    can_replace,
-    computing_nodes,
-    constant,
-    discard,
-    graph_of,
-    is_standard,
-    names,
-    producer_of,
-    remove,
-    remove_if_unread,
-    replace,
-    unused_name,
-)
+from .graph import computing_nodes, constant, graph_of, is_standard, producer_of
 from .int8.existing import is_linear, zero_point_of
 from .int8.qlinear import equal_parameters
 from .int8.qparams import QParams, dequantize
 from .registry import Change, LeftAlone, transform
+from .rewriter import add_initializer, can_replace, discard, names, remove, remove_if_unread, replace, unused_name
 
 
 @transform("remove_qdq", changes_values=True)

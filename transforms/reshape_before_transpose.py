@@ -9,17 +9,9 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
-    add_target,
-    discard,
-    graph_of,
-    node_name,
-    remove,
-    replace_node,
-    sole_reader,
-    unused_name,
-)
+from .graph import graph_of, node_name, sole_reader
 from .patterns.lengths import Named
+from .rewriter import add_target, discard, remove, replace_node, unused_name
 
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 Shape = Sequence[int | None]

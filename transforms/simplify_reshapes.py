@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import (
-    add_target,
-    axes_of,
-    can_replace,
-    computing_nodes,
-    discard,
-    made_by,
-    names,
-    node_name,
-    producer_of,
-    remove,
-    remove_unread,
-    replace,
-    replace_node,
-    sole_reader,
-)
+from .graph import axes_of, computing_nodes, made_by, node_name, producer_of, sole_reader
 from .merge_transposes import merged
 from .patterns.attention import REPEATS
 from .patterns.lengths import Axis, Lengths, Named, is_computed
 from .registry import Change, transform
 from .reshape_before_transpose import RESHAPES, moved_before, transposed_alone
+from .rewriter import add_target, can_replace, discard, names, remove, remove_unread, replace, replace_node
 from .tokens_and_images import moved_to_tokens
 
 SHAPE_IS_INPUT = 5  # the opset from which the target of a Reshape is an input

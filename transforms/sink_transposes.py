@@ -7,25 +7,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
+from .graph import axes_of, computing_graphs, constant, graph_of, node_name
+from .inference import stand_ins
+from .patterns.transposed import REDUCTIONS, Part, does_as, order_of, parts_of, reshapes_of
+from .registry import Change, transform
+from .rewriter import (
     add_initializer,
-    axes_of,
     can_replace,
-    computing_graphs,
-    constant,
     discard,
-    graph_of,
     insert_before,
     names,
-    node_name,
     remove,
     remove_if_unread,
     replace,
     unused_name,
 )
-from .inference import stand_ins
-from .patterns.transposed import REDUCTIONS, Part, does_as, order_of, parts_of, reshapes_of
-from .registry import Change, transform
 
 
 @transform("sink_transposes", after=("fold_constants",))

@@ -7,24 +7,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
-    add_initializer,
-    computing_nodes,
-    constant,
-    graph_of,
-    insert_before,
-    integers_of,
-    made_by,
-    names,
-    node_name,
-    one_number,
-    remove_unread,
-    replace,
-    unused_name,
-)
+from .graph import computing_nodes, constant, graph_of, integers_of, made_by, node_name, one_number
 from .merged_heads import MERGED, SCALED, MergedHeads, merging, perm, value_of
 from .patterns.lengths import SAME, Axis, Length, Lengths, standard
 from .registry import Change, LeftAlone, transform
+from .rewriter import add_initializer, insert_before, names, remove_unread, replace, unused_name
 
 
 @transform("split_merged_heads", after=("fold_constants",))

@@ -8,9 +8,10 @@ import onnx_ir as ir
 
 from .. import UnknownNameError
 from ..system.numbers import whole_number
-from .graph import computing_graphs, known_shape, names, unread, unused_name
+from .graph import computing_graphs, known_shape, unread
 from .inference import inferred
 from .registry import Change, TransformError, transform
+from .rewriter import names, unused_name
 
 
 @transform("strip_unused_nodes", changes_io=True)

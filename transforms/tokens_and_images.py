@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import (
-    add_target,
-    discard,
-    insert_before,
-    is_standard,
-    node_name,
-    producer_of,
-    remove,
-    replace_node,
-    sole_reader,
-)
+from .graph import is_standard, node_name, producer_of, sole_reader
 from .patterns.lengths import Lengths
+from .rewriter import add_target, discard, insert_before, remove, replace_node
 
 COLUMNS = (0, 2, 1)
 """The permutation between (N, H * W, C) and (N, C, H * W)."""

@@ -11,25 +11,27 @@ import onnx_ir as ir
 
 from .graph import (
     MS,
-    add_initializer,
     computing_nodes,
     constant,
-    derive_initializer,
-    discard,
     graph_of,
-    insert_before,
     is_standard,
-    names,
     node_name,
     producer_of,
-    replace_by_earlier,
     sole_reader,
     stays_finite,
-    unused_name,
 )
 from .inference import stand_ins
 from .int8.ops import CLIP_TAKES_INPUTS, GEMM_NEEDS_NO_C
 from .registry import Change, LeftAlone, transform
+from .rewriter import (
+    add_initializer,
+    derive_initializer,
+    discard,
+    insert_before,
+    names,
+    replace_by_earlier,
+    unused_name,
+)
 
 # The activations of FusedConv and FusedGemm, with the attributes of the standard operator for their parameters.
 ACTIVATIONS: dict[str, tuple[str, ...]] = {

@@ -9,25 +9,20 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph import (
-    add_initializer,
     computing_nodes,
     constant,
     graph_of,
-    insert_before,
     is_standard,
     made_by,
-    names,
     node_name,
     one_number,
     producer_of,
-    remove_unread,
-    replace_node,
     sole_reader,
-    unused_name,
 )
 from .inference import Known
 from .patterns.attention import is_scaled_product
 from .registry import Change, transform
+from .rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 
 HIDDEN = -1e4  # a score of at most so much has no share of a softmax, beside scores that stand in front of it
 LOWEST = -1e30  # added to a score, it is all that is left of the sum in float32

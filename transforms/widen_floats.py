@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import LARGE, MS, can_replace, is_standard, names, own_values, remove, replace, unused_name
+from .graph import MS, is_standard, own_values
 from .inference import stand_ins
 from .registry import Change, LeftAlone, transform
+from .rewriter import LARGE, can_replace, names, remove, replace, unused_name
 
 FLOAT = ir.DataType.FLOAT
 HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})

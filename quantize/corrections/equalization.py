@@ -14,7 +14,8 @@ from ...calibration.execution import Execution
 from ...calibration.runner import observe
 from ...calibration.samples import Sample
 from ...transforms.equalize import Group, equalize, groups
-from ...transforms.graph import names, node_name, unused_name
+from ...transforms.graph import node_name
+from ...transforms.rewriter import names, unused_name
 from ..job import Job
 from ..model.files import serialize
 from .channel_noise import Channels, Floats, Reader, reader_of, total

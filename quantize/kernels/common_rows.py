@@ -9,17 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.session import Array
-from ...transforms.graph import (
-    MS,
-    add_initializer,
-    constant,
-    insert_before,
-    made_by,
-    names,
-    remove_unread,
-    replace,
-    unused_name,
-)
+from ...transforms.graph import MS, constant, made_by
+from ...transforms.rewriter import add_initializer, insert_before, names, remove_unread, replace, unused_name
 from .products import DYNAMIC, FORMS, bias_behind
 
 WEIGHTS, SCALE, ZERO = 1, 2, 3  # among the inputs of DynamicQuantizeMatMul, in front of the bias

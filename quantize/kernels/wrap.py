@@ -14,19 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ...transforms.graph import (
-    Shape,
-    add_initializer,
-    constant,
-    graph_of,
-    names,
-    remove_if_unread,
-    remove_unread,
-    replace_node,
-    unused_name,
-)
-from ...transforms.graph import replace as replace_value
+from ...transforms.graph import Shape, constant, graph_of
 from ...transforms.int8.plan import Unit
+from ...transforms.rewriter import add_initializer, names, remove_if_unread, remove_unread, replace_node, unused_name
+from ...transforms.rewriter import replace as replace_value
 from .bent_lines import bent_lines_of
 from .call import Call, Results, Tensors, attributes_of
 from .calls import BIAS, CONVOLUTION, LINES, PAIR, RESIDUAL, WEIGHTS, Surroundings, X, Y, call_of

@@ -27,7 +27,8 @@ from ...system.notes import note
 from ...system.regular import check_file, check_replaceable, reason_of
 from ...system.scratch import scratch_folder
 from ...transforms import VerifyError, verify
-from ...transforms.graph import quiet, release
+from ...transforms.graph import release
+from ...transforms.rewriter import quiet
 from ...transforms.tensors import external_tensors, load_tensors, tensors
 from ..runtime.compiled_for import refuse_foreign
 from .raw_weights import FileBytes, MalformedError, without_weights

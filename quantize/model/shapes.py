@@ -14,9 +14,10 @@ from ...calibration.session import Array
 from ...system.given import check_kind, normalise_fields, whole
 from ...system.numbers import whole_number
 from ...transforms.fold_constants import fold_constants
-from ...transforms.graph import LARGE, constant, is_standard, plain_shape, quiet
+from ...transforms.graph import constant, is_standard, plain_shape
 from ...transforms.inference import infer, inferred
 from ...transforms.inline_functions import ORIGIN, inline_functions
+from ...transforms.rewriter import LARGE, quiet
 from ...transforms.tensors import load_tensors
 from ...transforms.verify import KEPT_AWAY
 from .types import runtime_types

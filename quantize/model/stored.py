@@ -9,21 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ...transforms.evaluation import evaluated
-from ...transforms.graph import (
-    MS,
-    add_initializer,
-    constant,
-    derive_initializer,
-    drop_unused,
-    graph_of,
-    insert_before,
-    names,
-    release,
-    unused_name,
-)
+from ...transforms.graph import MS, constant, graph_of, release
 from ...transforms.int8.existing import insert_product, is_linear, released_name, zero_point_of
 from ...transforms.int8.qparams import QParams, along_axis
 from ...transforms.registry import LeftAlone
+from ...transforms.rewriter import add_initializer, derive_initializer, drop_unused, insert_before, names, unused_name
 from ...transforms.tensors import tensors
 
 FLOAT = ir.DataType.FLOAT

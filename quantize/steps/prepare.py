@@ -15,12 +15,13 @@ from ...calibration.newer import lower
 from ...calibration.session import open_session
 from ...calibration.sources import DataSource, Source
 from ...transforms import Pipeline, PipelineResult, StepResult
-from ...transforms.graph import node_name, nodes_by_name, separate_bodies
+from ...transforms.graph import node_name, nodes_by_name
 from ...transforms.inline_functions import taken_origins
 from ...transforms.int8.existing import given_params, is_finished, release_weights
 from ...transforms.int8.ops import ATTENTION
 from ...transforms.int8.plan import Plan
 from ...transforms.remove_dynamic_quantization import WRITERS as DYNAMIC
+from ...transforms.rewriter import separate_bodies
 from ...transforms.sort_by_execution_order import sort_by_execution_order
 from ..accuracy.pair import timing_note
 from ..job import Job

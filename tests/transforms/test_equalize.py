@@ -23,8 +23,9 @@ from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.prepare import prepare
 from requant.transforms import verify
 from requant.transforms.equalize import Group, equalize, find, groups
-from requant.transforms.graph import add_initializer, node_name
+from requant.transforms.graph import node_name
 from requant.transforms.inference import inferred
+from requant.transforms.rewriter import add_initializer
 
 Array = NDArray[Any]
 EPS = float(np.finfo(np.float32).eps)

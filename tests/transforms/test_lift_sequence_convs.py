@@ -9,9 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from requant.transforms import run
-from requant.transforms.graph import add_initializer, constant, every_node
+from requant.transforms.graph import constant, every_node
 from requant.transforms.patterns.linear import CONVOLUTIONS
 from requant.transforms.pipeline import parse
+from requant.transforms.rewriter import add_initializer
 
 SHAPES = {
     "w": (16, 16, 3),

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, discard, graph_of, made_by, remove, remove_if_unread, replace_node
+from ..graph import MS, graph_of, made_by
 from ..patterns import pads
+from ..rewriter import discard, remove, remove_if_unread, replace_node
 from .gru_form import to_scan
 from .ops import FUNCTION, OPS
 from .plan import Plan, Unit

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, add_initializer, constant, unused_name
+from ..graph import MS, constant
+from ..rewriter import add_initializer, unused_name
 from .qparams import Array, QParams, dequantize, fit_bias, quantize, quantize_bias
 
 Quantized = tuple[ir.Value, ir.Value, ir.Value]  # integer tensor, scale, zero point

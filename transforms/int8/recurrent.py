@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import discard, graph_of, insert_before
+from ..graph import graph_of
+from ..rewriter import discard, insert_before
 from .qparams import quantize
 from .weights import WeightWriter
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import add_initializer, constant, drop_unused, graph_of, is_standard, release, sole_reader
+from ..graph import constant, graph_of, is_standard, release, sole_reader
+from ..rewriter import add_initializer, drop_unused
 from .bias_correction import mean_shift
 from .block_weights import Blocked, in_blocks
 from .ops import OPS, Op

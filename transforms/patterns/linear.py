@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graph import add_initializer, constant, discard, graph_of, release, unused_name
+from ..graph import constant, graph_of, release
 from ..registry import LeftAlone
+from ..rewriter import add_initializer, discard, unused_name
 
 Floats = npt.NDArray[np.float64]
 
