@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isclose, pi, sqrt
 
-import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, constant, is_standard, producer_of, sole_reader
+from .graph import MS, computing_nodes, constant, is_standard, one_number, producer_of, scaled, sole_reader
 from .registry import Change, transform
 from .rewriter import remove, replace_node
 
@@ -96,7 +95,7 @@ def _find(node: ir.Node) -> FoundGelu | None:
     tanh = node.op_type == "Tanh"
     source = _cubic(node.inputs[0]) if tanh else _scaled(node.inputs[0], 1 / sqrt(2))
     added = sole_reader(node.outputs[0])
-    if source is None or added is None or added.op_type != "Add" or _factor(added) != 1.0:
+    if source is None or added is None or added.op_type != "Add" or _added(added) != 1.0:
         return None
     last, factor, has_x = added, 1.0, False  # has_x: the product contains the factor x
     while not (has_x and isclose(factor, 0.5, rel_tol=1e-3)):
@@ -104,9 +103,9 @@ def _find(node: ir.Node) -> FoundGelu | None:
         reader = sole_reader(value)
         if not is_standard(reader, "Mul", "Div"):
             return None
-        number = _factor(reader)
-        if number is not None:
-            factor *= number
+        found = scaled(reader, None, ir.DataType.FLOAT)
+        if found is not None:
+            factor *= found[1]
         elif reader.op_type == "Mul" and not has_x:
             other = next((each for each in reader.inputs if each is not value), None)
             scale = _multiple(other, source)
@@ -119,42 +118,28 @@ def _find(node: ir.Node) -> FoundGelu | None:
     return FoundGelu(source, last, tanh)
 
 
-def _factor(node: ir.Node) -> float | None:
-    """Return the constant that a Mul or Div multiplies by, or that an Add adds; None without one."""
-    for index in (1,) if node.op_type == "Div" else (0, 1):
-        number = _number(node.inputs[index])
-        if number is not None:
-            return 1 / number if node.op_type == "Div" and number else number
-    return None
+def _added(node: ir.Node) -> float | None:
+    """Return the constant operand of an Add; None without one."""
+    return next((number for value in node.inputs if (number := _number(value)) is not None), None)
 
 
 def _number(value: ir.Value | None) -> float | None:
     """Return the value of a float32 constant with one element; None for anything else."""
-    tensor = constant(value)
-    if tensor is None or tensor.size != 1 or tensor.dtype is not ir.DataType.FLOAT:
-        return None
-    return float(np.asarray(tensor.numpy(), np.float64).reshape(()))
+    return one_number(value, None, ir.DataType.FLOAT)
 
 
 def _scaled(value: ir.Value | None, factor: float) -> ir.Value | None:
     """Return x if a tensor is ``factor * x``, else None."""
-    node = producer_of(value)
-    if not is_standard(node, "Mul", "Div"):
-        return None
-    number = _factor(node)
-    if number is None or not isclose(number, factor, rel_tol=1e-3):
-        return None
-    return next((each for each in node.inputs if constant(each) is None), None)
+    found = scaled(producer_of(value), None, ir.DataType.FLOAT)
+    return found[0] if found is not None and isclose(found[1], factor, rel_tol=1e-3) else None
 
 
 def _multiple(value: ir.Value | None, source: ir.Value) -> float | None:
     """Return the factor f if a tensor is ``f * source``, else None."""
     if value is source:
         return 1.0
-    node = producer_of(value)
-    if not is_standard(node, "Mul", "Div") or source not in node.inputs:
-        return None
-    return _factor(node)
+    found = scaled(producer_of(value), None, ir.DataType.FLOAT)
+    return found[1] if found is not None and found[0] is source else None
 
 
 def _cubic(value: ir.Value | None) -> ir.Value | None:

@@ -7,7 +7,7 @@ from math import isclose
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, is_standard, node_name, one_number, producer_of, sole_reader
+from .graph import computing_nodes, constant, is_standard, node_name, one_number, producer_of, scaled, sole_reader
 from .inference import Known
 from .registry import Change, LeftAlone, transform
 from .rewriter import insert_before, names, remove_unread, replace_node
@@ -80,13 +80,13 @@ def _find(clip: ir.Node, known: Known) -> _Gate | None:
     if not is_standard(add, "Add"):
         return None
     x = next((value for value in add.inputs if value is not None and constant(value) is None), None)
-    shift = None if x is None else _operand(add, known.rank(x) or 0)
+    shift = None if x is None else _added(add, known.rank(x) or 0)
     if x is None or shift is None:
         return None
     after = sole_reader(clip.outputs[0])
     if after is None or sole_reader(add.outputs[0]) is not clip:
         raise LeftAlone("read-between")
-    found = _scaled(after, clip.outputs[0], x, known.rank(x) or 0)
+    found = _behind_clip(after, clip.outputs[0], x, known.rank(x) or 0)
     if found is None:
         return None
     last, factor, product = found
@@ -96,7 +96,7 @@ def _find(clip: ir.Node, known: Known) -> _Gate | None:
     return _Gate(x, last, factor, shift * factor, product)
 
 
-def _scaled(after: ir.Node, clipped: ir.Value, x: ir.Value, axes: int) -> tuple[ir.Node, float, bool] | None:
+def _behind_clip(after: ir.Node, clipped: ir.Value, x: ir.Value, axes: int) -> tuple[ir.Node, float, bool] | None:
     """Return the last node, the factor, and whether x is a factor too, of what follows a Clip; None without a factor.
 
     Args:
@@ -105,7 +105,7 @@ def _scaled(after: ir.Node, clipped: ir.Value, x: ir.Value, axes: int) -> tuple[
         x: The input.
         axes: The number of axes of the input.
     """
-    factor = _factor(after, axes)
+    factor = _factor(after, clipped, axes)
     if factor is not None:  # clip / 6
         return after, factor, False
     if not is_standard(after, "Mul"):
@@ -113,10 +113,9 @@ def _scaled(after: ir.Node, clipped: ir.Value, x: ir.Value, axes: int) -> tuple[
     other = next((value for value in after.inputs if value is not clipped), None)
     if other is x:  # (x * clip) / 6
         scale = sole_reader(after.outputs[0])
-        factor = None if scale is None else _factor(scale, axes)
+        factor = _factor(scale, after.outputs[0], axes)
         return None if scale is None or factor is None else (scale, factor, True)
-    scale = producer_of(other)  # (x / 6) * clip
-    factor = None if scale is None or x not in scale.inputs else _factor(scale, axes)
+    factor = _factor(producer_of(other), x, axes)  # (x / 6) * clip
     return None if factor is None else (after, factor, True)
 
 
@@ -136,29 +135,26 @@ def _fuse(gate: _Gate, opset: int, taken: set[str]) -> None:
     remove_unread(source for source in sources if source is not gate.x.producer())
 
 
-def _operand(node: ir.Node, axes: int) -> float | None:
-    """Return the constant operand of an Add or Mul; None without one."""
-    return next((number for value in node.inputs if (number := _number(value, axes)) is not None), None)
-
-
-def _number(value: ir.Value | None, axes: int) -> float | None:
-    """Return a float32 constant as `one_number` does; None for other types."""
-    tensor = constant(value)
-    return one_number(value, axes) if tensor is not None and tensor.dtype is ir.DataType.FLOAT else None
+def _added(node: ir.Node, axes: int) -> float | None:
+    """Return the constant operand of an Add; None without one."""
+    numbers = (one_number(value, axes, ir.DataType.FLOAT) for value in node.inputs)
+    return next((number for number in numbers if number is not None), None)
 
 
 def _bound(clip: ir.Node, index: int, name: str) -> float | None:
     """Return a constant bound of a Clip, from the input or, in old opsets, the attribute."""
     if len(clip.inputs) == 1:
         return clip.attributes.get_float(name, None)
-    return _number(clip.inputs[index], 1) if len(clip.inputs) > index else None
+    return one_number(clip.inputs[index], 1, ir.DataType.FLOAT) if len(clip.inputs) > index else None
 
 
-def _factor(node: ir.Node, axes: int) -> float | None:
-    """Return the constant by which a Mul or Div multiplies a tensor with so many axes; None without one."""
-    if not is_standard(node, "Mul", "Div"):
-        return None
-    if node.op_type == "Mul":
-        return _operand(node, axes) or None
-    divisor = _number(node.inputs[1], axes)
-    return 1 / divisor if divisor else None
+def _factor(node: ir.Node | None, x: ir.Value, axes: int) -> float | None:
+    """Return the float32 constant, not 0, by which a Mul or Div multiplies `x`; None without one.
+
+    Args:
+        node: Any node, or None.
+        x: The tensor.
+        axes: The most axes of the constant.
+    """
+    found = scaled(node, axes, ir.DataType.FLOAT)
+    return (found[1] or None) if found is not None and found[0] is x else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, is_standard, one_number, producer_of
+from .graph import computing_nodes, producer_of, scaled
 from .inference import Known
 from .merge_clips import CLIPPED
 from .registry import Change, transform
@@ -32,27 +32,15 @@ def fuse_leaky_relu(model: ir.Model) -> Change:
         if len(node.inputs) != 2 or dtype not in CLIPPED or (dtype is ir.DataType.DOUBLE and not doubles):
             continue
         for x, product in (node.inputs, node.inputs[::-1]):
-            slope = _factor(product, x, known.rank(x) or 0)
-            if slope is None or x is None or product is None:
+            multiple = producer_of(product)
+            source, slope = scaled(multiple, known.rank(x) or 0) or (None, 0.0)
+            if source is None or source is not x:
                 continue
             if not 0 < slope < 1:
                 change.skip("other-slope")
                 break
-            scaled = product.producer()
-            replace_node(node, ir.node("LeakyRelu", [x], {"alpha": slope}, name=node.name))
-            remove_if_unread(scaled)
+            replace_node(node, ir.node("LeakyRelu", [source], {"alpha": slope}, name=node.name))
+            remove_if_unread(multiple)
             change.applied += 1
             break
     return change
-
-
-def _factor(value: ir.Value | None, x: ir.Value | None, axes: int) -> float | None:
-    """Return the constant by which a Mul or Div multiplies `x`, a tensor with so many axes; None without one."""
-    node = producer_of(value)
-    if not is_standard(node, "Mul", "Div") or x not in node.inputs:
-        return None
-    for place in (1,) if node.op_type == "Div" else (0, 1):
-        number = one_number(node.inputs[place], axes)
-        if number is not None:
-            return number if node.op_type == "Mul" else 1 / number if number else None
-    return None

@@ -86,16 +86,46 @@ def axes_of(node: ir.Node) -> list[int] | None:
     return integers_of(node.inputs[1])
 
 
-def one_number(value: ir.Value | None, axes: int) -> float | None:
-    """Return the value of a constant of one element and at most so many axes: an operand that changes no shape.
+def one_number(value: ir.Value | None, axes: int | None, dtype: ir.DataType | None = None) -> float | None:
+    """Return the value of a constant with one element; None for other tensors and for NaN.
 
-    None for other tensors and for NaN.
+    Args:
+        value: Any tensor, or None.
+        axes: The most axes that the constant may have; None for any number. An operand with no more axes than the other
+            operand changes no shape.
+        dtype: The element type that the constant must have; None for any type.
     """
     tensor = constant(value)
-    if tensor is None or tensor.size != 1 or len(tensor.shape) > axes:
+    if tensor is None or tensor.size != 1 or (axes is not None and len(tensor.shape) > axes):
+        return None
+    if dtype is not None and tensor.dtype is not dtype:
         return None
     number = float(tensor.numpy().item())
     return None if isnan(number) else number
+
+
+def scaled(node: ir.Node | None, axes: int | None, dtype: ir.DataType | None = None) -> tuple[ir.Value, float] | None:
+    """Return the tensor that a Mul or Div multiplies by a constant, and the factor; None for other nodes.
+
+    The factor of a Div is the reciprocal of its divisor. A factor may be 0; a divisor of 0 gives None, as do a constant
+    that is divided, and two constants.
+
+    Args:
+        node: Any node, or None.
+        axes: The most axes that the constant may have, which has one element; None for any number. The node returns the
+            shape of the tensor if the tensor has as many axes.
+        dtype: The element type that the constant must have; None for any type.
+    """
+    if not is_standard(node, "Mul", "Div"):
+        return None
+    for index in (1,) if node.op_type == "Div" else (1, 0):
+        number, value = one_number(node.inputs[index], axes, dtype), node.inputs[1 - index]
+        if number is None or value is None or constant(value) is not None:
+            continue
+        if node.op_type == "Mul":
+            return value, number
+        return (value, 1 / number) if number else None
+    return None
 
 
 def release(tensor: ir.TensorProtocol | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ..graph import MS, constant, integers_of, is_standard, key, one_number, producer_of, sole_reader, unread
+from ..graph import MS, constant, integers_of, is_standard, key, one_number, producer_of, scaled, sole_reader, unread
 
 GROUP_QUERY = f"{MS}.GroupQueryAttention"
 HEADS = (0, 2, 1, 3)
@@ -211,7 +211,7 @@ def _scores(value: ir.Value | None, reader: ir.Node) -> _Scores | None:
     if windows is not None:
         value, reader = windows.scores, windows.nodes[0]
     while (node := _inner(value, reader)) is not None and not is_standard(node, "MatMul"):
-        if (found := scaled(node)) is not None:
+        if (found := _scaled(node)) is not None:
             value, factor = found
             scale *= factor
         elif not nodes and (masked := _masked(node)) is not None:
@@ -272,7 +272,7 @@ def _operand(product: ir.Node, index: int, *, of_keys: bool = False) -> _Operand
     assert value is not None
     operand, reader = _Operand(value), product
     while (node := _inner(operand.value, reader)) is not None:
-        found, order = scaled(node), _permutation(node)
+        found, order = _scaled(node), _permutation(node)
         if found is not None:
             operand.value, factor = found
             operand.scale *= factor
@@ -310,15 +310,10 @@ def _permutation(node: ir.Node) -> tuple[int, ...]:
     return tuple(node.attributes.get_ints("perm", ())) if is_standard(node, "Transpose") else ()
 
 
-def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """Return the tensor that a Mul or Div multiplies by a number, and the number; None for other nodes."""
-    if not is_standard(node, "Mul", "Div"):
-        return None
-    for index in (1,) if node.op_type == "Div" else (1, 0):
-        number, value = one_number(node.inputs[index], 1), node.inputs[1 - index]
-        if number and value is not None and constant(value) is None:
-            return value, 1 / number if node.op_type == "Div" else number
-    return None
+def _scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
+    """Return the tensor that a Mul or Div multiplies by a number other than 0, and the number; else None."""
+    found = scaled(node, axes=1)
+    return found if found is not None and found[1] else None
 
 
 def is_scaled_product(value: ir.Value | None) -> bool:
@@ -326,7 +321,7 @@ def is_scaled_product(value: ir.Value | None) -> bool:
     while (node := producer_of(value)) is not None:
         if is_standard(node, "MatMul"):
             return True
-        if (found := scaled(node)) is None:
+        if (found := _scaled(node)) is None:
             return False
         value, _ = found
     return False
