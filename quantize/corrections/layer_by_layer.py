@@ -17,7 +17,7 @@ from ...transforms.int8.ops import OPS
 from ...transforms.int8.packed_conv import packing_of
 from ...transforms.int8.plan import Impl, Unit
 from ...transforms.int8.qparams import BlockForm, QParams, dequantize, quantize
-from ...transforms.int8.weights import Adjustment, FloatWeights, WeightWriter, bias_behind, turned
+from ...transforms.int8.weights import Adjustment, FloatWeights, WeightWriter, bias_of_product, turned
 from ...transforms.int8.writer import Writer
 from ..job import Candidate, Job
 from ..model.files import serialize
@@ -58,7 +58,7 @@ class Layer:
     @property
     def has_bias(self) -> bool:
         """Whether its result can be shifted per output channel without another operator."""
-        return OPS[self.unit.op].bias is not None or bias_behind(self.node) is not None
+        return OPS[self.unit.op].bias is not None or bias_of_product(self.node) is not None
 
     @property
     def channel_axis(self) -> int:

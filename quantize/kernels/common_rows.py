@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ...calibration.session import Array
 from ...transforms.graph import MS, constant, made_by
 from ...transforms.rewriter import add_initializer, insert_before, names, remove_unread, replace, unused_name
-from .products import DYNAMIC, FORMS, bias_behind
+from .products import DYNAMIC, FORMS, bias_of_form
 
 WEIGHTS, SCALE, ZERO = 1, 2, 3  # among the inputs of DynamicQuantizeMatMul, in front of the bias
 BIAS = FORMS[DYNAMIC].bias
@@ -97,7 +97,7 @@ def _product(end: ir.Value) -> _Product | None:
     node = next((each for each in (made_by(end, DYNAMIC), *found) if each is not None), None)
     if node is None or end.is_graph_output():
         return None
-    add, bias = bias_behind(node) or (node, node.inputs[BIAS] if len(node.inputs) > BIAS else None)
+    add, bias = bias_of_form(node) or (node, node.inputs[BIAS] if len(node.inputs) > BIAS else None)
     weights, *others = (constant(value) for value in node.inputs[WEIGHTS:BIAS])
     if add is not last or weights is None or None in others or len(weights.shape) != AXES:
         return None

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ...transforms.fuse_gelu import find_gelu
 from ...transforms.graph import MS, Shape, constant, key, sole_reader
 from ...transforms.int8.plan import Unit
+from ...transforms.patterns.linear import bias_behind
 from .call import FLOATS, Anchor, Call
 from .wrap import put_calls
 
@@ -175,7 +176,7 @@ def _call(node: ir.Node) -> Call:
 def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
     """Return the call of a product with the bias and the function behind it."""
     end = call.body[-1].outputs[0]
-    bias = bias_behind(call.body[0])
+    bias = bias_of_form(call.body[0])
     if bias is not None:
         add, value = bias
         call = replace(call, inputs=[*call.inputs, value], body=[*call.body, add])
@@ -187,20 +188,13 @@ def _joined(call: Call, functions: dict[ir.Value, _Function]) -> Call:
     return replace(call, body=[*call.body, *function.nodes], attributes=attributes)
 
 
-def bias_behind(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """Return the Add of a bias that alone reads a product without one, and the bias; None if another node reads it."""
-    end, form = product.outputs[0], FORMS[product.op_type]
-    add, weights, source = sole_reader(end), constant(product.inputs[1]), product.inputs[0]
-    if len(product.inputs) > form.bias or add is None or add.op_type != "Add":
+def bias_of_form(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
+    """Return the Add of a bias behind a product of `FORMS` that has no bias itself, and the bias; None without one."""
+    form, weights, source = FORMS[product.op_type], constant(product.inputs[1]), product.inputs[0]
+    if len(product.inputs) > form.bias or weights is None or source is None:
         return None
-    if weights is None or source is None:
-        return None
-    others = [each for each in add.inputs if each is not end]
-    value = others[0] if len(others) == 1 else None
-    tensor, rank = constant(value), len(source.shape) if source.shape is not None else 0
-    if value is None or tensor is None or not 1 <= len(tensor.shape) <= max(rank, 1):
-        return None
-    return (add, value) if tensor.shape[-1] == tensor.size == weights.shape[form.channels] else None
+    rank = 0 if source.shape is None else len(source.shape)
+    return bias_behind(product, weights, form.channels, max(rank, 1))
 
 
 def _with_residual(call: Call, shapes: Mapping[str, Shape]) -> Call:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import constant, graph_of, is_standard, release, sole_reader
-from ..rewriter import add_initializer, drop_unused
+from ..graph import constant, graph_of, release
+from ..patterns.linear import bias_behind
+from ..rewriter import add_initializer, discard
 from .bias_correction import mean_shift
 from .block_weights import Blocked, in_blocks
 from .ops import OPS, Op
@@ -205,35 +206,26 @@ def _bias(node: ir.Node, row: Op) -> Array | None:
     return tensor.numpy().reshape(-1)
 
 
-def bias_behind(node: ir.Node) -> tuple[ir.Node, int] | None:
-    """Return the Add of the bias of a MatMul, and the index of the bias among its inputs; None without a bias."""
-    add = sole_reader(node.outputs[0])
-    if not is_standard(add, "Add"):
-        return None
-    index = 1 if add.inputs[0] is node.outputs[0] else 0
-    tensor, weight = constant(add.inputs[index]), constant(node.inputs[1])
-    if tensor is None or weight is None or tensor.dtype is not ir.DataType.FLOAT or not tensor.shape:
-        return None
-    columns = weight.shape[-1]
-    return (add, index) if tensor.size == columns == tensor.shape[-1] else None
+def bias_of_product(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
+    """Return the Add of the bias behind a MatMul with constant weights, and the bias; None without one."""
+    weight = constant(node.inputs[1])
+    return None if weight is None else bias_behind(node, weight, -1)
 
 
 def shift_behind(node: ir.Node, shift: Array) -> None:
     """Add a vector to the bias behind a MatMul.
 
     Args:
-        node: The MatMul; `bias_behind` must find a bias.
+        node: The MatMul; `bias_of_product` must find a bias.
         shift: The vector, float32 (N,).
     """
-    place = bias_behind(node)
+    place = bias_of_product(node)
     assert place is not None  # a MatMul without a bias is not corrected
-    add, index = place
-    tensor = constant(add.inputs[index])
+    add, bias = place
+    tensor = constant(bias)
     assert tensor is not None and isinstance(add.graph, ir.Graph)
     array = tensor.numpy()
-    name = f"{add.inputs[index].name}/{node.name}/corrected"  # type: ignore[union-attr]
+    name = f"{bias.name}/{node.name}/corrected"
     corrected = add_initializer(add.graph, name, array + shift.astype(np.float32).reshape(array.shape))
-    old = add.inputs[index]
-    add.replace_input_with(index, corrected)
-    if old is not None and isinstance(old.graph, ir.Graph):
-        drop_unused(old.graph, (old,))
+    add.replace_input_with(add.inputs.index(bias), corrected)
+    discard(bias)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graph import constant, graph_of, release
+from ..graph import constant, graph_of, is_standard, release, sole_reader
 from ..registry import LeftAlone
 from ..rewriter import add_initializer, discard, unused_name
 
@@ -123,6 +123,31 @@ def per_channel(array: np.ndarray, last: int, channels: int, reason: str) -> Flo
     if array.size != along or along not in (1, channels):
         raise LeftAlone(reason)
     return np.broadcast_to(array.astype(np.float64).reshape(-1), (channels,))
+
+
+def bias_behind(
+    product: ir.Node, weights: ir.TensorProtocol, channel_axis: int, axes: int | None = None
+) -> tuple[ir.Node, ir.Value] | None:
+    """Return the Add of a bias that alone reads the result of a product, and the bias; None without one.
+
+    Args:
+        product: The product; its first output has the channels in the last axis.
+        weights: The weights of the product.
+        channel_axis: The axis of the output channels in the weights. The bias is a float32 constant with one element
+            for each channel, in its last axis.
+        axes: The most axes of the bias, which has at least one; None for any number.
+    """
+    result = product.outputs[0]
+    add = sole_reader(result)
+    if not is_standard(add, "Add"):
+        return None
+    bias = add.inputs[1 if add.inputs[0] is result else 0]
+    tensor = constant(bias)
+    if bias is None or tensor is None or tensor.dtype is not ir.DataType.FLOAT or not tensor.shape:
+        return None
+    if axes is not None and len(tensor.shape) > axes:
+        return None
+    return (add, bias) if tensor.size == weights.shape[channel_axis] == tensor.shape[-1] else None
 
 
 def channel_place(linear: ir.Node, tensor: ir.Value | None) -> tuple[int, int]:
