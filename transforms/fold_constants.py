@@ -11,7 +11,7 @@ import onnx_ir as ir
 from .. import UnknownNameError
 from .constant_ifs import take_branches
 from .evaluation import evaluated
-from .graph import computing_nodes, constant, graph_of, is_standard, producer_of
+from .graph import QDQ, computing_nodes, constant, graph_of, is_standard, producer_of
 from .inference import stand_ins
 from .int8.ops import MOVES, row_of
 from .registry import Change, LeftAlone, transform
@@ -22,7 +22,6 @@ RANDOM = frozenset(
     ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
 )
 BODIES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
-QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear"})
 WEIGHT_PATH = MOVES | {"Cast", "Slice"}
 """Operators of one tensor that may stand between a weight and what reads it; a Concat may too."""
 SCALING = frozenset({"Add", "Div", "Mul", "Sub"})
@@ -347,7 +346,7 @@ def _why_left(node: ir.Node) -> str:
         return "control-flow"
     if node.op_type in RANDOM:
         return "random"
-    if node.op_type in QUANTIZATION:
+    if node.op_type in QDQ:
         return "quantization"
     return "graph-output" if any(value.is_graph_output() for value in node.outputs) else ""
 

@@ -28,6 +28,9 @@ DEEPEST = (2**31 - 1) // (255 * 128)
 MS = "com.microsoft"
 """The domain of the operators that ONNX Runtime adds to ONNX."""
 
+QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
+"""The operators that convert between floats and integers by a scale and a zero point that they are given."""
+
 
 def key(node: ir.Node) -> str:
     """Return the name of a node's operator with its domain, such as ``"Conv"`` or ``"com.microsoft.Attention"``."""

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .functions import DOMAIN
-from .graph import constant, release
+from .graph import QDQ, constant, release
 from .int8.ops import OPS, Op
 from .int8.qparams import quantize, symmetric_s8
 from .registry import Change, transform
@@ -55,7 +55,7 @@ def quantize_weights(model: ir.Model, *, minimum_size: int = 1024) -> Change:
 
 def _is_parameter(value: ir.Value) -> bool:
     """Whether `value` is the data, a scale, a bias or a bound of an existing quantization."""
-    roles = [(use.node.op_type in ("QuantizeLinear", "DequantizeLinear"), use) for use in value.uses()]
+    roles = [(use.node.op_type in QDQ, use) for use in value.uses()]
     return all(linear for linear, _ in roles) or any(
         use.node.domain == DOMAIN or (linear and use.idx > 0) for linear, use in roles
     )

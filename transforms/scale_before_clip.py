@@ -15,7 +15,7 @@ from .patterns.elementwise import bounds_of
 from .registry import Change, transform
 from .rewriter import add_initializer, can_replace, names, remove, replace_node, unused_name
 
-LINEAR = frozenset({"BatchNormalization", "Conv", "ConvTranspose", "Gemm"})
+TAKES_SCALE = frozenset({"BatchNormalization", "Conv", "ConvTranspose", "Gemm"})
 """Operators into which a scale and a shift behind them fold."""
 
 
@@ -37,7 +37,7 @@ def scale_before_clip(model: ir.Model) -> Change:
     for node in computing_nodes(model, "Relu", "Clip"):
         linear = producer_of(node.inputs[0])
         rank = known.rank(node.outputs[0]) or 0
-        if linear is None or linear.domain or linear.op_type not in LINEAR or _step_behind(node, rank) is None:
+        if linear is None or linear.domain or linear.op_type not in TAKES_SCALE or _step_behind(node, rank) is None:
             continue
         if known.dtype(node.inputs[0]) is not ir.DataType.FLOAT:
             change.skip("not-float32")

@@ -13,7 +13,7 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ...calibration.session import Array, Feed, ModelSource, describe, open_session, runtime_message
 from ...system.apart import PathLike
-from ...transforms.graph import computing_graphs, constant, producer_of
+from ...transforms.graph import QDQ, computing_graphs, constant, producer_of
 from ..accuracy.classes import is_float
 from ..accuracy.sqnr import decibels, powers
 from ..model.files import Weights, load_model, serialize
@@ -21,7 +21,6 @@ from ..model.shown import show_tensors
 from ..runtime.macs import NATIVE_BLOCK_PRODUCT, NATIVE_PRODUCT, NATIVE_RECURRENT, counted_as
 from .baseline import Constant, Layer
 
-LINEAR = ("QuantizeLinear", "DequantizeLinear")
 DIGITS = 16
 """Number of hex digits of a digest."""
 LISTED = 1024
@@ -66,7 +65,7 @@ def layers_of(model: ir.Model) -> dict[str, Layer]:
                 layers[value.name] = Layer("input", scales)
         for node in graph:
             name = _row_name(node)
-            if node.op_type not in LINEAR and name:
+            if node.op_type not in QDQ and name:
                 layers[name] = Layer(node.op_type, dict(_constants(node)), tuple(dict.fromkeys(_before(node))))
     return layers
 
@@ -75,7 +74,7 @@ def _before(node: ir.Node) -> Iterator[str]:
     """Yield the layers that a node reads, directly or through QuantizeLinear and DequantizeLinear."""
     for value in node.inputs:
         maker = producer_of(value)
-        while maker is not None and maker.op_type in LINEAR:
+        while maker is not None and maker.op_type in QDQ:
             value = maker.inputs[0]
             maker = producer_of(value)
         if maker is not None:
@@ -255,7 +254,7 @@ def _node_outputs(model: ir.Model) -> dict[str, tuple[str, str]]:
     return {
         value.name: (_row_name(node), _dequantized_name(value))
         for node in model.graph
-        if node.op_type not in LINEAR
+        if node.op_type not in QDQ
         for value in node.outputs
         if value.name
     }

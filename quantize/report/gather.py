@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...calibration.session import ModelSource
+from ...transforms.graph import QDQ
 from ...transforms.int8.plan import Plan
 from ..accuracy.sqnr import finite
 from ..job import Job
 from ..placement.reasons import FLOAT_FASTER
 from ..result import Result
-from ..runtime.attribution import CONVERSIONS as TYPES
 from ..runtime.attribution import LAYOUTS, Owners, Spent
 from ..runtime.executed import SHORT
 from ..runtime.isa import resolve
@@ -28,7 +28,7 @@ from ..runtime.machine import Machine
 from ..runtime.profile import KernelRun
 from ..steps.deliver import Run, profiled_runs
 from .graph import graph_of
-from .record import CONVERSIONS, LAYOUT, REST, Headline, OpTime, Point, Record, Search, Step, Unit
+from .record import CONVERSION_ROW, LAYOUT_ROW, REST_ROW, Headline, OpTime, Point, Record, Search, Step, Unit
 from .samples import judged_of
 from .tensors import alone_of, tensors_of, weights_of
 
@@ -241,7 +241,7 @@ def _kernels(owners: Owners, runs: Runs) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for run in runs:
         owner = owners.owner(run)
-        inserted = run.op in (*TYPES, *LAYOUTS) and not owners.knows(run)
+        inserted = run.op in (*QDQ, *LAYOUTS) and not owners.knows(run)
         if owner is not None and not inserted:
             types = [SHORT.get(name, name) for name in (*run.reads[:1], *run.writes[:1])]
             layout = " NCHWc" if run.domain == "com.microsoft.nchwc" else ""
@@ -260,7 +260,7 @@ def _times(job: Job, plan: Plan, kernels: Kernels) -> tuple[OpTime, ...]:
         spent = [_total(part, [unit.name for unit in units]) for part in (before, after, tried)]
         rows.append(_row(op, spent, len(units), sum(plan.impl(unit).int8 for unit in units)))
     rows.sort(key=lambda row: -max(row.float_us, row.int8_us))
-    for name, part in ((CONVERSIONS, "conversions"), (LAYOUT, "layouts"), (REST, "rest")):
+    for name, part in ((CONVERSION_ROW, "conversions"), (LAYOUT_ROW, "layouts"), (REST_ROW, "rest")):
         rows.append(_row(name, [None if spent is None else getattr(spent, part) for spent in (before, after, tried)]))
     return tuple(row for row in rows if row.float_us or row.int8_us or row.tried_us)
 

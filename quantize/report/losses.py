@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...transforms.int8.plan import Impl
-from .record import CONVERSIONS, LAYOUT, Record, Unit
+from .record import CONVERSION_ROW, LAYOUT_ROW, Record, Unit
 
 SHOWN = 3
 LONGEST = 40
 """The greatest number of characters of a name in a reason."""
 _FIGURES = re.compile(r"[0-9.]+")
 ADDED = {
-    CONVERSIONS: "conversions between operators in integers and operators in float",
-    LAYOUT: "the runtime changes the order of the axes between kernels",
+    CONVERSION_ROW: "conversions between operators in integers and operators in float",
+    LAYOUT_ROW: "the runtime changes the order of the axes between kernels",
 }
 """Why INT8 adds work that no operator of the model needs."""
 

@@ -15,7 +15,7 @@ from ..accuracy.outputs import Labelled
 KIND = "requant run record"
 SCHEMA = 1
 """The version of records that this program writes, and the newest version that it reads."""
-CONVERSIONS, LAYOUT, REST = "quantize and dequantize", "changes of layout", "other"
+CONVERSION_ROW, LAYOUT_ROW, REST_ROW = "quantize and dequantize", "changes of layout", "other"
 """Names of kinds of work that belong to no operator of the model, see `OpTime`."""
 
 

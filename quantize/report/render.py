@@ -14,7 +14,7 @@ from typing import Any
 from ... import NATIVE_DOMAIN
 from ...system.printable import printable, printable_values
 from ..model.files import size_text
-from ..runtime.match import CONVERSIONS
+from ..runtime.match import QUANTIZERS
 from .layout import HEIGHT, WIDTH, Picture, picture_of
 from .losses import losses
 from .numbers import NONE, decibels, microseconds, percent, times
@@ -288,7 +288,7 @@ def _style(node: Node) -> tuple[str, str]:
     """Return the style and the mark of a node by its operator, for a model without a run record."""
     native = node.domain == NATIVE_DOMAIN and not node.op.startswith(NATIVE_FLOATS)
     integer = native or node.op.startswith(INTEGERS)
-    kind = "dyn" if node.op in CONVERSIONS else "u8" if integer else "plain"
+    kind = "dyn" if node.op in QUANTIZERS else "u8" if integer else "plain"
     return kind, STYLES[kind][0]
 
 

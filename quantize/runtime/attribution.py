@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ...transforms.graph import QDQ
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Unit
 from .profile import KernelRun
@@ -25,7 +26,6 @@ WITH_FUNCTION = frozenset({"Conv", "FusedConv", "NhwcFusedConv", "FusedGemm"})
 """Executed products that may include the operator behind them, and have its name."""
 BATCH_NORM = re.compile(r"_bn_nchwc(_\d+)?$")
 """The end of the name of a Conv that is a BatchNormalization in the blocked layout, and includes no other operator."""
-CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 LAYOUTS = frozenset({"Transpose", "ReorderInput", "ReorderOutput"})
 
 
@@ -122,7 +122,7 @@ class Owners:
         conversions, layouts, rest = [0.0], [0.0], [0.0]
         for run in runs:
             known = self.knows(run)
-            if run.op in CONVERSIONS and not known:
+            if run.op in QDQ and not known:
                 conversions.append(run.microseconds)
             elif run.op in LAYOUTS and not known:
                 layouts.append(run.microseconds)

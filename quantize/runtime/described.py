@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from .attribution import LAYOUTS
 from .executed import SHORT, Kernel, Kind, kernels
-from .match import CONVERSIONS, PRODUCTS, Match, constants_of, match, members_of
+from .match import PRODUCTS, QUANTIZERS, Match, constants_of, match, members_of
 from .profile import GraphProfile, KernelRun, Profile
 
 
@@ -66,7 +66,7 @@ def _neighbour(node: ir.Node, home: Mapping[str, str]) -> str | None:
 def _principal(names: Sequence[str], nodes: Mapping[str, ir.Node]) -> str:
     """Return the node under which a kernel is reported: a product, else the last one that converts nothing."""
     ops = {name: nodes[name].op_type for name in names}
-    return max(reversed(names), key=lambda name: (ops[name] in PRODUCTS, ops[name] not in CONVERSIONS))
+    return max(reversed(names), key=lambda name: (ops[name] in PRODUCTS, ops[name] not in QUANTIZERS))
 
 
 def _part(run: KernelRun, nodes: Mapping[str, ir.Node]) -> str | None:
@@ -89,7 +89,7 @@ def _kind(run: KernelRun, place: ir.Node | None) -> Kind:
         return "compute"
     if run.op in LAYOUTS and (place is None or place.op_type != "Transpose"):
         return "layout"
-    converts = run.op in CONVERSIONS if place is None else place.op_type in CONVERSIONS
+    converts = run.op in QUANTIZERS if place is None else place.op_type in QUANTIZERS
     return "conversion" if converts else "rest"
 
 

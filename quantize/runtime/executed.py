@@ -9,7 +9,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from .match import CONVERSIONS, NCHWC, PRODUCTS, REORDERS, Match, inserted_layout, members_of
+from .match import NCHWC, PRODUCTS, QUANTIZERS, REORDERS, Match, inserted_layout, members_of
 from .profile import KernelRun
 
 Kind = Literal["compute", "conversion", "layout", "rest"]
@@ -137,7 +137,7 @@ def kernels(
 def _kind(run: KernelRun, place: ir.Node | None, nodes: Mapping[str, ir.Node]) -> Kind:
     if run.macs or run.op in PRODUCTS:
         return "compute"
-    if run.op in CONVERSIONS:
+    if run.op in QUANTIZERS:
         return "conversion"
     return "layout" if place is not None and inserted_layout(place, nodes) else "rest"
 

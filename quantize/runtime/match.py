@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...calibration.bodies import bodies_of
-from ...transforms.graph import MS, producer_of
+from ...transforms.graph import MS, QDQ, producer_of
 
 NCHWC = f"{MS}.nchwc"
 REORDERS = frozenset({"ReorderInput", "ReorderOutput"})
-CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+QUANTIZERS = QDQ | {"DynamicQuantizeLinear"}
+"""The operators that convert between floats and integers, also by a scale that they find at run time."""
 PRODUCTS = frozenset(
     "Conv ConvTranspose Gemm MatMul FusedConv FusedGemm FusedMatMul QLinearConv QLinearMatMul QGemm ConvInteger "
     "MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul MatMulNBits LSTM GRU RNN Attention "
@@ -182,7 +183,7 @@ def _by_reader(search: _Search, executed: Iterable[ir.Node]) -> None:
                 source = _data_producer(source)
             if before is None or source is None or before.name in search.home or source.name in taken:
                 continue
-            if source.name in kernels and source.op_type not in CONVERSIONS and before.op_type not in CONVERSIONS:
+            if source.name in kernels and source.op_type not in QUANTIZERS and before.op_type not in QUANTIZERS:
                 search.home[before.name or ""] = source.name or ""
                 taken.add(source.name or "")
                 todo.append(before.name or "")
@@ -191,10 +192,10 @@ def _by_reader(search: _Search, executed: Iterable[ir.Node]) -> None:
 def _moved_conversions(search: _Search, executed: Iterable[ir.Node]) -> None:
     """Match a QuantizeLinear or DequantizeLinear that the runtime moved over other nodes, by its scale."""
     taken = set(search.home.values())
-    free = [node for node in executed if node.op_type in CONVERSIONS and node.name not in taken]
+    free = [node for node in executed if node.op_type in QUANTIZERS and node.name not in taken]
     alike: dict[tuple[str, str | None], deque[str]] = defaultdict(deque)
     for name, other in search.nodes.items():
-        if name not in search.home and other.op_type in CONVERSIONS:
+        if name not in search.home and other.op_type in QUANTIZERS:
             alike[other.op_type, _scale(other)].append(name)
     for node in free:
         scale = _scale(node)
@@ -265,7 +266,7 @@ def _principals(search: _Search, executed: Iterable[ir.Node]) -> dict[str, str]:
         def rank(name: str, kernel: str = kernel, outputs: set[str | None] = outputs) -> tuple[bool, ...]:
             original = search.nodes[name]
             ends = not outputs.isdisjoint(value.name for value in original.outputs)
-            return (original.op_type in PRODUCTS, name == kernel, ends, original.op_type not in CONVERSIONS)
+            return (original.op_type in PRODUCTS, name == kernel, ends, original.op_type not in QUANTIZERS)
 
         found[kernel] = max(candidates, key=rank)
     return found
@@ -275,7 +276,7 @@ def _parts(search: _Search, executed: Iterable[ir.Node], principals: Mapping[str
     """Find nodes that the runtime split: unclaimed kernels whose results all go to the same kernel."""
     found: dict[str, str] = {}
     for node in reversed([*executed]):
-        if node.name in principals or node.op_type in CONVERSIONS or inserted_layout(node, search.nodes):
+        if node.name in principals or node.op_type in QUANTIZERS or inserted_layout(node, search.nodes):
             continue
         readers = {use.node.name or "" for value in node.outputs for use in value.uses()}
         owners = {found.get(name) or principals.get(name, "") for name in readers}

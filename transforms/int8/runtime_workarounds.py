@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, constant, graph_of, is_standard, producer_of, sole_reader
+from ..graph import MS, QDQ, constant, graph_of, is_standard, producer_of, sole_reader
 from ..inference import inferred
 from ..patterns import pads
 from ..rewriter import add_initializer, discard, names, remove_if_unread, replace_node, unused_name
@@ -18,7 +18,6 @@ from .writer import FIRST_WITH_TYPE, Writer
 
 # Operators that the runtime replaces by integer ones between DequantizeLinear and QuantizeLinear
 FUSED = frozenset({"Softmax", *(name for name, row in OPS.items() if row.kind == "arith" and name != "HardSigmoid")})
-CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 IMPLIED = ("output_dtype", "saturate")
 """Attributes of a QuantizeLinear that change nothing if its zero point is int8."""
 
@@ -170,7 +169,7 @@ def move_signed_pairs(model: ir.Model) -> int:
 
 def _is_signed_conversion(node: ir.Node) -> bool:
     """Whether a node is a standard conversion between a computed float tensor and int8."""
-    if node.domain or node.op_type not in CONVERSIONS or constant(node.inputs[0]) is not None:
+    if node.domain or node.op_type not in QDQ or constant(node.inputs[0]) is not None:
         return False
     zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     return zero is not None and zero.dtype is ir.DataType.INT8 and node.attributes.keys() <= {"axis", *IMPLIED}

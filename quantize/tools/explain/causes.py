@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ....transforms.graph import producer_of
 from ...runtime.executed import Kernel
-from ...runtime.match import CONVERSIONS, Match
+from ...runtime.match import QUANTIZERS, Match
 from .float_reference import FloatReference
 from .why_float import Reason
 
@@ -114,7 +114,7 @@ def _beside(place: ir.Node, by_place: Mapping[str, Kernel], match: Match) -> str
 
 def _called(kernel: Kernel) -> str:
     """Return the operator of the model's node, or of the kernel if it fuses several nodes."""
-    fused = kernel.kind == "rest" and any(op not in CONVERSIONS for op in kernel.absorbs)
+    fused = kernel.kind == "rest" and any(op not in QUANTIZERS for op in kernel.absorbs)
     return kernel.run.op if fused else kernel.op
 
 

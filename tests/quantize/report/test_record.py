@@ -32,9 +32,9 @@ from requant.quantize.report.layout import HEIGHT, WIDTH, picture_of
 from requant.quantize.report.losses import losses
 from requant.quantize.report.numbers import decibels, microseconds, percent, points, times
 from requant.quantize.report.record import (
-    CONVERSIONS,
+    CONVERSION_ROW,
     KIND,
-    LAYOUT,
+    LAYOUT_ROW,
     SCHEMA,
     Bins,
     Graph,
@@ -243,13 +243,13 @@ def test_the_greatest_losses_come_with_their_reasons() -> None:
     )
     times_ = (
         OpTime(op="Conv", float_us=90.0, int8_us=30.0, units=1, int8=1),
-        OpTime(op=CONVERSIONS, float_us=2.0, int8_us=15.0),
-        OpTime(op=LAYOUT, float_us=9.0, int8_us=8.0),  # less than in float: no loss
+        OpTime(op=CONVERSION_ROW, float_us=2.0, int8_us=15.0),
+        OpTime(op=LAYOUT_ROW, float_us=9.0, int8_us=8.0),  # less than in float: no loss
     )
     found = losses(replace(RECORD, units=units, times=times_))
     assert [(row.what, row.nodes, row.microseconds) for row in found] == [
         ("Add", 3, 18.0),
-        (CONVERSIONS, 0, 13.0),
+        (CONVERSION_ROW, 0, 13.0),
         ("Softmax", 1, 7.0),
     ]
     assert found[0].why == "its ranges differ 36-fold (Add_9_9); 1 other reason"
