@@ -151,7 +151,7 @@ class Job:
     @property
     def static(self) -> bool:
         """Whether there are ranges, from the user or from the data."""
-        return self.judged or self.supply.ranges is not None
+        return self.supply.known(judged=self.judged)
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:

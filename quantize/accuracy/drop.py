@@ -37,7 +37,7 @@ class Versus:
         after: The score of the second.
         drop: The loss of the second model, in the metric's unit; negative if it is better.
         relative_drop: The drop as a share of the first score; None if this score is 0 or infinite.
-        interval: The 95 % confidence interval of the drop, for other data of the same kind; None if unknown.
+        drop_interval: The 95 % confidence interval of the drop, for other data of the same kind; None if unknown.
         method: The method of the interval, or why there is none.
         items: The number of items; None if unknown.
         broken: Items that only the first model gets right; None if items are not right or wrong.
@@ -53,7 +53,7 @@ class Versus:
     after: float
     drop: float
     relative_drop: float | None = None
-    interval: Interval | None = None
+    drop_interval: Interval | None = None
     method: str = ""
     items: int | None = None
     broken: int | None = None
@@ -71,7 +71,7 @@ class Versus:
             "int8": finite(self.after),
             "drop": finite(self.drop),
             "relative_drop": self.relative_drop if self.relative_drop is None else finite(self.relative_drop),
-            "drop_interval": None if self.interval is None else list(self.interval),
+            "drop_interval": None if self.drop_interval is None else list(self.drop_interval),
             "interval_method": self.method,
             "items": self.items,
             "broken": self.broken,
@@ -101,7 +101,7 @@ def versus(before: Score, after: Score) -> Versus:
     one, two = _alike(before, after)
     counted = _counted(result, one, two, before.rows) if metric.mean and _is_binary(one) and _is_binary(two) else result
     interval, method = _interval(counted, one, two, before.rows)
-    return replace(counted, interval=interval, method=method, items=len(one))
+    return replace(counted, drop_interval=interval, method=method, items=len(one))
 
 
 def _entries(score: Score) -> Array:
@@ -126,7 +126,9 @@ def _of_entries(result: Versus, before: Score, after: Score) -> Versus:
         return replace(result, items=counts[0], method=_too_few(counts[0]))
     interval = jackknife(result.metric, *sides)
     method = f"jackknife of {counts[0]} entries of data, paired"
-    return replace(result, items=counts[0], interval=interval, method=method if interval else "none: it is undefined")
+    return replace(
+        result, items=counts[0], drop_interval=interval, method=method if interval else "none: it is undefined"
+    )
 
 
 def _too_few(count: int) -> str:

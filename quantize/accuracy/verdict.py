@@ -255,8 +255,8 @@ def metric_rows(found: Versus, where: str) -> Iterator[Row]:
     relative = "" if found.relative_drop is None else f" ({found.relative_drop:.2%} of the float model's)"
     within = (
         "no interval"
-        if found.interval is None
-        else f"95 % interval {told(found.interval[0])} to {told(found.interval[1])}"
+        if found.drop_interval is None
+        else f"95 % interval {told(found.drop_interval[0])} to {told(found.drop_interval[1])}"
     )
     yield "drop", f"{told(found.drop)}{unit}{relative} ({where}); {within} ({found.method})"
     if found.broken is not None:

@@ -21,7 +21,7 @@ def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
     """
     console = Terminal()
     console.print(
-        f"all in integers: {decibels_text(found.sqnr_db)} dB at the worst of {len(found.outputs)} outputs; "
+        f"all in integers: {decibels_cell(found.sqnr_db)} dB at the worst of {len(found.outputs)} outputs; "
         f"ranges by {found.calibration} on {found.calibrated} samples, each trial on {found.samples}"
     )
     if found.units:
@@ -34,10 +34,10 @@ def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
         console.print(f"note: {note}")
 
 
-def decibels_text(value: float | None) -> str:
-    """Return an SQNR as text.
+def decibels_cell(value: float | None) -> str:
+    """Return an SQNR in dB as a cell of a table, without its unit.
 
-    >>> decibels_text(12.345), decibels_text(math.inf), decibels_text(-math.inf), decibels_text(None)
+    >>> decibels_cell(12.345), decibels_cell(math.inf), decibels_cell(-math.inf), decibels_cell(None)
     ('12.3', 'exact', 'lost', '')
     """
     if value is None:
@@ -55,7 +55,7 @@ def _print_units(console: Terminal, found: Sensitivity, rows: int) -> None:
     table.add_column("operator", no_wrap=True)
     table.add_column("evidence")
     for row in found.units[:rows]:
-        table.add_row(decibels_text(row.sqnr_db), _gain(found, row), row.name, row.operator, row.verdict)
+        table.add_row(decibels_cell(row.sqnr_db), _gain(found, row), row.name, row.operator, row.verdict)
     console.print(table)
     _print_rest(console, len(found.units) - rows)
 
@@ -71,8 +71,8 @@ def _print_tensors(console: Terminal, found: Sensitivity, rows: int) -> None:
     table.add_column("evidence")
     for row in found.tensors[:rows]:
         table.add_row(
-            decibels_text(row.sqnr_db),
-            decibels_text(row.own_sqnr_db),
+            decibels_cell(row.sqnr_db),
+            decibels_cell(row.own_sqnr_db),
             row.name,
             _range(row),
             row.verdict,

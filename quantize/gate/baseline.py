@@ -116,14 +116,14 @@ class Scored:
         before: The score of the float model.
         after: The score of the INT8 model, with the contribution of each item.
         drop: How much worse the INT8 model is.
-        interval: The 95 % confidence interval of the drop, paired by items; None if it is unknown.
+        drop_interval: The 95 % confidence interval of the drop, paired by items; None if it is unknown.
     """
 
     metric: Metric
     before: float
     after: Score
     drop: float
-    interval: tuple[float, float] | None
+    drop_interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)

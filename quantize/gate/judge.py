@@ -39,7 +39,7 @@ class Line:
         tolerance: The allowed loss, as text.
         value: The measured value; None if it is not a number.
         before: The value of the baseline; None if it is not a number.
-        interval: The 95 % confidence interval of the drop; None if it is unknown.
+        drop_interval: The 95 % confidence interval of the drop; None if it is unknown.
         reason: Why the line fails or is skipped, or a remark.
         layers: The layers that changed most; only for a line that fails.
     """
@@ -51,7 +51,7 @@ class Line:
     tolerance: str = ""
     value: float | None = None
     before: float | None = None
-    interval: Interval | None = None
+    drop_interval: Interval | None = None
     reason: str = ""
     layers: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ class Line:
             "baseline": finite(self.before) if self.before is not None else self.baseline or None,
             "measured": finite(self.value) if self.value is not None else self.measured or None,
             "tolerance": self.tolerance or None,
-            "drop_interval": None if self.interval is None else [*map(finite, self.interval)],
+            "drop_interval": None if self.drop_interval is None else [*map(finite, self.drop_interval)],
             "reason": self.reason,
             "layers": list(self.layers),
         }
@@ -126,10 +126,10 @@ def metric_line(before: Scored, now: Scored, allowed: Allowance, *, other_data: 
         return _with(line, Status.SKIP, "the data are not the data of the baseline")
     try:
         result = versus(old, new)
-        drop, interval, method = result.drop, result.interval, result.method
+        drop, interval, method = result.drop, result.drop_interval, result.method
     except RequantError:  # a metric of the user may have another number of items
         drop, interval, method = metric.worse(old.value, new.value), None, "no interval: other items"
-    line = _with(line, Status.OK, "", interval=interval)
+    line = _with(line, Status.OK, "", drop_interval=interval)
     if not exceeds(drop, amount(allowed, old.value)):
         return line
     if not beyond(drop, interval, amount(allowed, old.value)):

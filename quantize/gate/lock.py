@@ -199,7 +199,7 @@ def _scored_json(scored: Scored) -> dict[str, Any]:
         "float": plain_number(scored.before),
         "int8": plain_number(after.value),
         "drop": plain_number(scored.drop),
-        "interval": scored.interval and [*map(plain_number, scored.interval)],
+        "interval": scored.drop_interval and [*map(plain_number, scored.drop_interval)],
         "items": None if after.parts is None else pack(after.parts),
         "rows": None if after.rows is None else pack(after.rows),
     }

@@ -186,7 +186,7 @@ def scored(before: Score, after: Score) -> Scored:
         RequantError: The scores are of different metrics or data.
     """
     drop = versus(before, after)
-    return Scored(drop.metric, before.value, bounded(after), drop.drop, drop.interval)
+    return Scored(drop.metric, before.value, bounded(after), drop.drop, drop.drop_interval)
 
 
 def bounded(result: Score) -> Score:

@@ -64,7 +64,7 @@ def bake_convolutions(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> int
 
 
 def is_depthwise(node: ir.Node) -> bool:
-    """Return whether each channel of a convolution has a kernel of its own."""
+    """Return whether each group of a convolution reads one channel and computes one."""
     weights = constant(node.inputs[3])
     return weights is not None and weights.shape[1] == 1 and node.attributes.get_int("group", 1) == weights.shape[0]
 

@@ -48,6 +48,10 @@ class GivenRanges:
             return f"{self.source}: {self.ranges.samples} samples of {self.ranges.data.description}"
         return self.source if self.ranges is not None else ""
 
+    def known(self, *, judged: bool) -> bool:
+        """Return whether there are ranges: the user gives them, or data, which `judged` says."""
+        return judged or self.ranges is not None
+
     def is_of(self, identity: str) -> bool:
         """Return whether the ranges are for the model with this fingerprint, computed before simplification."""
         return not isinstance(self.ranges, RangeFile) or self.ranges.model == identity

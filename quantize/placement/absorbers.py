@@ -36,7 +36,7 @@ def absorbers_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]
         if unit.op not in FUNCTIONS and unit.op != SUM:
             continue
         found = [before[tensor] for tensor in unit.inputs if tensor in before]
-        fit = [each for each in found if unit.op != SUM or not _is_depthwise(facts, each[1])]
+        fit = [each for each in found if unit.op != SUM or not _has_one_input_per_group(facts, each[1])]
         if fit:
             absorbers[unit.name] = max(fit)[1]
     return absorbers
@@ -48,8 +48,8 @@ def unrounded(plan: Plan, absorbers: Mapping[str, Unit]) -> set[str]:
     return {first.outputs[0] for name, first in absorbers.items() if {name, first.name} <= native}
 
 
-def _is_depthwise(facts: Facts, unit: Unit) -> bool:
-    """Return whether a convolution has one channel in each group."""
+def _has_one_input_per_group(facts: Facts, unit: Unit) -> bool:
+    """Return whether each group of a convolution reads one channel; it may compute several."""
     node = facts.nodes[unit.nodes[0]]
     weights = constant(node.inputs[1])
     return node.attributes.get_int("group", 1) > 1 and weights is not None and weights.shape[1] == 1

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...system.given import check_kind, or_default
 from ...transforms.graph import axes_of, bodies, computing_graphs, plain_shape
-from ...transforms.int8.ops import GATE, GROUP_NORM, OPS, WHOLE, why_float
+from ...transforms.int8.ops import GATE, GROUP_NORM, OPS, WHOLE, float_reason
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
 from ...transforms.int8.qparams import BlockForm, Scheme
 from ...transforms.int8.reasons import FUSED_GROUP, NONE, UNFUSED_GROUP, Reason
@@ -176,7 +176,10 @@ def stock_plan(plan: Plan) -> Plan:
     native = [unit for unit in plan.units if plan.impl(unit).native]
     forms = {unit.name: stock.get(plan.impl(unit), plan.choices[unit.name].body) for unit in native}
     return plan.with_choices(
-        {u.name: Choice(Impl.FLOAT, why_float(u.op)) if _is_only_native(u) else Choice(forms[u.name]) for u in native}
+        {
+            u.name: Choice(Impl.FLOAT, float_reason(u.op)) if _is_only_native(u) else Choice(forms[u.name])
+            for u in native
+        }
     )
 
 
@@ -272,7 +275,7 @@ def _first_form(unit: Unit, facts: Facts) -> Choice:
         reasons.append(reason)
     telling = next((reason for reason in reasons if reason is not NO_FORM), NONE)
     if row.kind != "float" and not row.native_u8:
-        return Choice(Impl.FLOAT, telling or why_float(unit.op))
+        return Choice(Impl.FLOAT, telling or float_reason(unit.op))
     if strategy is Strategy.AUTO and row.native_u8:  # costs may give it this form, which `ORDERS` lacks
         native = OBSTACLES[Impl.U8_NATIVE](unit, facts, strategy)
         if native and native is not NO_FORM:
@@ -290,14 +293,14 @@ def _fixed_float(unit: Unit, facts: Facts) -> Reason:
     if unit.op in OPERATORS and facts.attention and (missing := missing_form(anchor)):
         return ATTENTION_FORM.about(missing)
     if row is None:
-        return FOREIGN.about(anchor.domain) if anchor.domain else why_float(unit.op)
+        return FOREIGN.about(anchor.domain) if anchor.domain else float_reason(unit.op)
     refused = facts.selection.refuses(unit, facts.types)
     if refused:
         return EXCLUDED.about(refused)
     if unit.op == "Scan" and not bodies(anchor, facts.opset):
         return OLD_SCAN
     if row.kind == "float" and not (row.stores or row.dynamic or row.native or row.native_u8):
-        return why_float(unit.op)
+        return float_reason(unit.op)
     if facts.portable and row.kind == "arith" and unit.op not in MEETING:
         return FUSED_ELSEWHERE
     if row.kind == "compute" and not unit.inputs:

@@ -102,7 +102,7 @@ def sizes_of(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[s
     return found
 
 
-def check_costs(job: Job, facts: Facts, rules: Plan) -> None:
+def check_costs_know_units(job: Job, facts: Facts, rules: Plan) -> None:
     """Refuse a file of costs of another model before ranges are observed.
 
     Args:

@@ -38,7 +38,7 @@ from ..placement.joined_convs import sums_of, with_common_scales
 from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
 from ..placement.rules import choose_by
-from ..placement.search import check_costs, place
+from ..placement.search import check_costs_know_units, place
 from .judge import if_it_runs, is_slower, measured_error, timed_briefly
 from .ranges import TensorRanges
 
@@ -76,7 +76,7 @@ def check_given_costs(job: Job) -> None:
     """
     if job.policy.costs is not None:
         facts, rules, _ = plan_by_rules(job, TensorRanges(), Evidence())
-        check_costs(job, facts, rules)
+        check_costs_know_units(job, facts, rules)
 
 
 def emit(job: Job, ranges: TensorRanges, evidence: Evidence) -> Candidate:

@@ -169,7 +169,7 @@ class _Request:
     @property
     def static(self) -> bool:
         """Whether there are ranges, from the user or from the data."""
-        return self.judged or self.supply.ranges is not None
+        return self.supply.known(judged=self.judged)
 
     @property
     def to_restore(self) -> Selection | None:
@@ -229,7 +229,7 @@ def _named(original: ir.Model, plain: Plain, selection: Selection) -> tuple[Mapp
     return types, selection.renamed([*plain.renamed.items(), *plain.origins, *twice])
 
 
-def _check_costs(policy: Policy, threads: int, runtime: Runtime) -> None:
+def _check_origin_of_costs(policy: Policy, threads: int, runtime: Runtime) -> None:
     """Refuse costs of another number of threads or of another runtime; versions and CPUs may differ.
 
     Raises:
@@ -252,7 +252,7 @@ def _plan(model: ir.Model, selection: Selection, types: Mapping[str, str], reque
     """
     options, policy = request.options, request.policy
     facts = replace(_facts(model, selection, types, options, policy), static=request.static)
-    _check_costs(policy, options.threads, request.runtime)
+    _check_origin_of_costs(policy, options.threads, request.runtime)
     plan = choose_by(facts, model)
     if policy.plan is not None:
         read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation

@@ -263,7 +263,7 @@ def only_moves(node: Node) -> bool:
     return (len(node.outputs) == 1 or node.op_type == "Split") and not interpolates
 
 
-def why_float(op: str) -> Reason:
+def float_reason(op: str) -> Reason:
     """Return why an operator without an integer form stays float."""
     row = OPS.get(op)
     return row.why if row is not None and row.why else reasons.NO_KERNEL.about(op)

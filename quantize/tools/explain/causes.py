@@ -12,7 +12,7 @@ from ....transforms.graph import producer_of
 from ...runtime.executed import Kernel
 from ...runtime.match import QUANTIZERS, Match
 from .float_reference import FloatReference
-from .why_float import Reason
+from .why_float import Obstacle
 
 LEAST_SHARE = 0.005  # ignore causes below 0.5 % of the time
 SLOWER = 1.15  # integer kernels below this multiple of the float kernel's time are not slow: less is noise
@@ -40,7 +40,7 @@ class Cause:
 def causes(
     kernels: Sequence[Kernel],
     match: Match,
-    reasons: Mapping[str, tuple[Reason, ...]],
+    reasons: Mapping[str, tuple[Obstacle, ...]],
     references: Mapping[str, FloatReference],
     *,
     exact: bool,
@@ -141,7 +141,7 @@ def _layouts(kernels: Sequence[Kernel], total: float) -> Iterator[Cause]:
 
 
 def _float_products(
-    kernels: Sequence[Kernel], reasons: Mapping[str, tuple[Reason, ...]], total: float, *, exact: bool
+    kernels: Sequence[Kernel], reasons: Mapping[str, tuple[Obstacle, ...]], total: float, *, exact: bool
 ) -> Iterator[Cause]:
     """Group the products in float by operator and by reason."""
     groups: dict[tuple[str, str], list[Kernel]] = defaultdict(list)

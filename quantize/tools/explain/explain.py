@@ -26,7 +26,7 @@ from ...runtime.random_inputs import generated_source
 from ...runtime.runtimes import PLAIN, STOCK, Identity, Setting
 from .causes import Cause, causes
 from .float_reference import FloatReference, float_references
-from .why_float import Reason, parameters, why_float
+from .why_float import Obstacle, parameters, why_float
 
 TIMES = 10  # runs under the profiler; the time of a kernel is its minimum
 EXACT = 2 * 255 * 127
@@ -240,7 +240,7 @@ def _hint(model: ir.Model) -> str:
 
 def _reasons(
     model: ir.Model, nodes: Mapping[str, ir.Node], ran: Sequence[Kernel], *, ends: bool
-) -> dict[str, tuple[Reason, ...]]:
+) -> dict[str, tuple[Obstacle, ...]]:
     """Return why products ran in float, by node; arguments as of `why_float`."""
     return {
         kernel.node: why_float(model, nodes[kernel.node], ends=ends)
@@ -262,7 +262,7 @@ def _totals(ran: Sequence[Kernel], run: float) -> Totals:
 
 
 def _facts(
-    nodes: Mapping[str, ir.Node], ran: Sequence[Kernel], matched: Match, reasons: Mapping[str, tuple[Reason, ...]]
+    nodes: Mapping[str, ir.Node], ran: Sequence[Kernel], matched: Match, reasons: Mapping[str, tuple[Obstacle, ...]]
 ) -> tuple[NodeFacts, ...]:
     """Describe every node of the model."""
     by_node = {kernel.run.node: kernel for kernel in ran}

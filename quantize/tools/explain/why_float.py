@@ -23,7 +23,7 @@ NO_KERNEL = frozenset("ConvTranspose LSTM GRU RNN Attention MultiHeadAttention E
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class Obstacle:
     """Why a node ran in float.
 
     Attributes:
@@ -35,7 +35,7 @@ class Reason:
     text: str
 
 
-def why_float(model: ir.Model, node: ir.Node, *, ends: bool = True) -> tuple[Reason, ...]:
+def why_float(model: ir.Model, node: ir.Node, *, ends: bool = True) -> tuple[Obstacle, ...]:
     """Return the reasons why a Conv, Gemm or MatMul has no integer kernel, the most important first.
 
     A Conv needs a DequantizeLinear right before its input, another on its constant weight, and a QuantizeLinear right
@@ -61,9 +61,9 @@ def why_float(model: ir.Model, node: ir.Node, *, ends: bool = True) -> tuple[Rea
     return tuple(found) or (_same("the graph fits an integer kernel, but the runtime did not choose it"),)
 
 
-def _same(text: str) -> Reason:
+def _same(text: str) -> Obstacle:
     """Return a reason that names no tensor or node."""
-    return Reason(text, text)
+    return Obstacle(text, text)
 
 
 def _dequantized(node: ir.Node, index: int) -> ir.Node | None:
@@ -96,7 +96,7 @@ def _integers(node: ir.Node) -> ir.DataType:
     return known or ir.DataType.UINT8
 
 
-def _input_reasons(node: ir.Node, data: ir.Node | None) -> Iterator[Reason]:
+def _input_reasons(node: ir.Node, data: ir.Node | None) -> Iterator[Obstacle]:
     """Yield what the first input lacks; `data` is the DequantizeLinear that computes it."""
     value = node.inputs[0]
     name = value.name if value is not None else ""
@@ -104,39 +104,39 @@ def _input_reasons(node: ir.Node, data: ir.Node | None) -> Iterator[Reason]:
         between = _upstream(node)
         if between is not None:
             kind = f"{between.op_type} stands between the DequantizeLinear and it"
-            yield Reason(kind, f"{between.op_type} {between.name!r} stands between the DequantizeLinear and it")
+            yield Obstacle(kind, f"{between.op_type} {between.name!r} stands between the DequantizeLinear and it")
         else:
-            yield Reason("its input is float", f"its input {name!r} does not come from a DequantizeLinear")
+            yield Obstacle("its input is float", f"its input {name!r} does not come from a DequantizeLinear")
         return
     if _integers(data) not in EIGHT_BITS:
         width = _integers(data).name.lower()
-        yield Reason(f"{width} activations have no integer kernel", f"its input {name!r} is {width}, not 8 bits wide")
+        yield Obstacle(f"{width} activations have no integer kernel", f"its input {name!r} is {width}, not 8 bits wide")
     scale, _ = parameters(data)
     if scale is not None and scale.size > 1:
         text = f"its input {name!r} has {scale.size} scales, one per channel; the integer kernel takes one"
-        yield Reason("per-channel activation scales", text)
+        yield Obstacle("per-channel activation scales", text)
 
 
-def _weight_reasons(node: ir.Node, weight: ir.Node | None) -> Iterator[Reason]:
+def _weight_reasons(node: ir.Node, weight: ir.Node | None) -> Iterator[Obstacle]:
     """Yield what the weight lacks; `weight` is the DequantizeLinear that computes it."""
     value = node.inputs[1]
     name = value.name if value is not None else ""
     if weight is None:
         held = "is float" if constant(value) is not None else "is computed, but not by a DequantizeLinear"
-        yield Reason("its weight does not come from a DequantizeLinear", f"its weight {name!r} {held}")
+        yield Obstacle("its weight does not come from a DequantizeLinear", f"its weight {name!r} {held}")
         return
     if _integers(weight) not in EIGHT_BITS:
         width = _integers(weight).name.lower()
-        yield Reason(f"{width} weights have no integer kernel", f"its weight {name!r} is {width}, not 8 bits wide")
+        yield Obstacle(f"{width} weights have no integer kernel", f"its weight {name!r} is {width}, not 8 bits wide")
     if weight.attributes.get_int("block_size", 0) > 0:
-        yield Reason("weights quantized in blocks", f"its weight {name!r} has a scale per block, not per channel")
+        yield Obstacle("weights quantized in blocks", f"its weight {name!r} has a scale per block, not per channel")
     scale, _ = parameters(weight)
     if scale is not None and scale.size > 1 and node.op_type in ("Gemm", "MatMul"):
         axis, rank = weight.attributes.get_int("axis", 1), len(value.shape) if value is not None and value.shape else 2
         wanted = 0 if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1 else rank - 1
         if axis % rank != wanted:
             text = f"its weight {name!r} has a scale for each index of axis {axis}, over which the product sums"
-            yield Reason("weight scales along the wrong axis", text)
+            yield Obstacle("weight scales along the wrong axis", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _after(node: ir.Node) -> _After:
     return _After(activation, quantize, other_readers, value.is_graph_output())
 
 
-def _output_reasons(node: ir.Node, after: _After) -> Iterator[Reason]:
+def _output_reasons(node: ir.Node, after: _After) -> Iterator[Obstacle]:
     """Yield what the nodes after a product lack."""
     if after.quantize is None:
         yield from _without_quantize(node, after)
@@ -176,32 +176,32 @@ def _output_reasons(node: ir.Node, after: _After) -> Iterator[Reason]:
     name = after.quantize.inputs[0].name if after.quantize.inputs[0] is not None else ""
     if scale is not None and scale.size > 1:
         text = f"its output {name!r} has {scale.size} scales, one per channel; the integer kernel takes one"
-        yield Reason("per-channel activation scales", text)
+        yield Obstacle("per-channel activation scales", text)
     elif after.activation is not None and (problem := _not_absorbed(after.activation, scale, zero)) is not None:
         yield problem
     if after.other_readers or after.is_output:
         readers = [f"{reader.op_type} {reader.name!r}" for reader in after.other_readers]
         who = [*readers, "the model's output"][0]
-        yield Reason("its output is also read in float", f"its output {name!r} is also read in float, by {who}")
+        yield Obstacle("its output is also read in float", f"its output {name!r} is also read in float, by {who}")
 
 
-def _without_quantize(node: ir.Node, after: _After) -> Iterator[Reason]:
+def _without_quantize(node: ir.Node, after: _After) -> Iterator[Obstacle]:
     """Yield why a product needs a QuantizeLinear, if its operator does: a Conv, and a Gemm with a float bias."""
     readers = [f"{user.op_type} {user.name!r}" for user in after.other_readers[:1]] or ["the model's output"]
     if node.op_type == "Conv":
         text = f"no QuantizeLinear on its output, which goes to {readers[0]} in float"
-        yield Reason("no QuantizeLinear on its output", text)
+        yield Obstacle("no QuantizeLinear on its output", text)
     elif node.op_type == "Gemm" and len(node.inputs) > 2 and _dequantized(node, 2) is None:
         text = f"no QuantizeLinear on its output, and its bias {node.inputs[2].name!r} is float"  # type: ignore[union-attr]
-        yield Reason("no QuantizeLinear on its output, and its bias is float", text)
+        yield Obstacle("no QuantizeLinear on its output, and its bias is float", text)
 
 
-def _not_absorbed(activation: ir.Node, scale: np.ndarray | None, zero: np.ndarray) -> Reason | None:
+def _not_absorbed(activation: ir.Node, scale: np.ndarray | None, zero: np.ndarray) -> Obstacle | None:
     """Return why an activation is not absorbed by the QuantizeLinear after it."""
     name = f"{activation.op_type} {activation.name!r}"
     if activation.op_type not in ABSORBED:
         kind = f"{activation.op_type} before its QuantizeLinear is not absorbed"
-        return Reason(kind, f"{name} stands between it and its QuantizeLinear, and is not absorbed")
+        return Obstacle(kind, f"{name} stands between it and its QuantizeLinear, and is not absorbed")
     limits = np.iinfo(zero.dtype)
     if scale is None:
         return None
@@ -210,11 +210,11 @@ def _not_absorbed(activation: ir.Node, scale: np.ndarray | None, zero: np.ndarra
         if int(zero.flat[0]) == limits.min:
             return None
         kind = "zero point after Relu is not the smallest of the type"
-        return Reason(kind, f"zero point {int(zero.flat[0])} after {name}, which is absorbed only with {limits.min}")
+        return Obstacle(kind, f"zero point {int(zero.flat[0])} after {name}, which is absorbed only with {limits.min}")
     bounds = clip_bounds(activation)
     if bounds is None:
         return _same("the bounds of the Clip before its QuantizeLinear are not constant, or do not contain 0")
     if bounds[0] <= low * (1 + 1e-6) and high <= bounds[1] * (1 + 1e-6):  # the scale is rounded to float32
         return None
     text = f"{name} to {bounds[0]:g}..{bounds[1]:g} cuts into the range {low:g}..{high:g} of its QuantizeLinear"
-    return Reason("Clip cuts into the range of its QuantizeLinear", text)
+    return Obstacle("Clip cuts into the range of its QuantizeLinear", text)

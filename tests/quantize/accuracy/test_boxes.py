@@ -158,8 +158,8 @@ def test_without_labels_the_float_models_sure_boxes_are_the_truth() -> None:
     assert after.value == scored("map", worse, truth).value < 0.9
     compared = versus(of_reference(after), after)
     assert compared.drop == 1 - after.value
-    assert compared.interval is not None
-    assert compared.interval[0] < compared.drop < compared.interval[1]
+    assert compared.drop_interval is not None
+    assert compared.drop_interval[0] < compared.drop < compared.drop_interval[1]
     assert compared.method == "jackknife of 8 entries of data, paired"
 
 
@@ -171,7 +171,7 @@ def test_models_that_find_different_numbers_of_boxes_are_compared() -> None:
     assert len(before.parts) != len(after.parts)  # type: ignore[arg-type]
     compared = versus(before, after)
     assert (compared.items, compared.broken) == (6, None)
-    assert versus(before, before).interval == (0.0, 0.0)
+    assert versus(before, before).drop_interval == (0.0, 0.0)
     with pytest.raises(RequantError, match="6 and 5 entries; the scores are of different data"):
         versus(before, scored("map", [outputs_of(image) for image in found[:5]], truth[:5]))
     assert (
@@ -226,7 +226,7 @@ def test_the_interval_covers_the_truth(images: int) -> None:
     random, covered = np.random.default_rng(1), 0
     truth = versus(*whole(np.arange(len(parts[0])))).drop
     for _ in range(100):
-        interval = versus(*whole(random.integers(len(parts[0]), size=images))).interval
+        interval = versus(*whole(random.integers(len(parts[0]), size=images))).drop_interval
         assert interval is not None
         covered += interval[0] <= truth <= interval[1]
     assert covered >= 95 - 7

@@ -486,8 +486,8 @@ def test_broken_and_fixed_items_are_counted() -> None:
     assert found.drop == found.before - found.after
     assert found.relative_drop == found.drop / found.before
     assert found.p_value == binomial_p(3, 1)
-    assert found.interval == paired_interval(3, 1, 6)
-    assert json.loads(json.dumps(found.to_json()))["drop_interval"] == list(found.interval)
+    assert found.drop_interval == paired_interval(3, 1, 6)
+    assert json.loads(json.dumps(found.to_json()))["drop_interval"] == list(found.drop_interval)
 
 
 def test_where_lower_is_better_broken_items_are_those_that_grow() -> None:
@@ -509,9 +509,9 @@ def test_items_of_one_entry_are_not_independent() -> None:
     found = versus(one, two)
     assert (found.broken, found.fixed, found.p_value) == (3, 1, binomial_p(1, 1))
     assert "bootstrap of 6 entries" in found.method
-    assert found.interval is not None
+    assert found.drop_interval is not None
     narrow = paired_interval(3, 1, 18)
-    assert found.interval[1] - found.interval[0] > narrow[1] - narrow[0]
+    assert found.drop_interval[1] - found.drop_interval[0] > narrow[1] - narrow[0]
 
 
 def test_only_scores_of_the_same_items_are_compared() -> None:
@@ -523,7 +523,7 @@ def test_only_scores_of_the_same_items_are_compared() -> None:
 
 def test_a_score_without_items_has_no_interval() -> None:
     found = versus(Score(METRICS["top1"], 0.5), Score(METRICS["top1"], 0.25))
-    assert (found.drop, found.relative_drop, found.interval, found.broken) == (0.25, 0.5, None, None)
+    assert (found.drop, found.relative_drop, found.drop_interval, found.broken) == (0.25, 0.5, None, None)
     assert found.method.startswith("none")
 
 
@@ -546,7 +546,7 @@ def test_a_model_drops_nothing_against_itself(name: str) -> None:
     references = [value + 0.1 for value in outputs] if name == "sqnr" else None
     found = scored(name, outputs, labels, references=references)
     assert versus(found, found).drop == 0
-    assert versus(found, found).interval == (0.0, 0.0)
+    assert versus(found, found).drop_interval == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("broken", "fixed"), [(0.03, 0.03), (0.1, 0.02), (0.01, 0.005), (0.3, 0.1)])

@@ -88,8 +88,8 @@ def test_without_labels_the_float_models_transcripts_are_the_labels() -> None:
     compared = versus(of_reference(found), found)
     assert compared.drop == 2 / 18
     assert "bootstrap of 6 entries" in compared.method
-    assert compared.interval is not None
-    assert compared.interval[0] <= compared.drop <= compared.interval[1]
+    assert compared.drop_interval is not None
+    assert compared.drop_interval[0] <= compared.drop <= compared.drop_interval[1]
 
 
 def test_a_decoder_gives_texts(tmp_path: Path) -> None:

@@ -183,10 +183,10 @@ def test_without_labels_the_float_models_output_is_the_target(name: str, own: fl
     assert of_reference(found).value == own
     compared = versus(of_reference(found), found)
     assert compared.drop > 0
-    assert (compared.interval is None) == (own == math.inf)  # as for sqnr
+    assert (compared.drop_interval is None) == (own == math.inf)  # as for sqnr
     between = versus(found, scored(name, [value + 0.1 for value in after], [None] * 6, before))
-    assert between.interval is not None
-    assert between.interval[0] < between.drop < between.interval[1]
+    assert between.drop_interval is not None
+    assert between.drop_interval[0] < between.drop < between.drop_interval[1]
 
 
 # ------------------------------------------------------------------------------------------------------- F1
@@ -228,7 +228,7 @@ def test_f1_of_several_labels_per_item(logits: bool) -> None:
     outputs = scores if logits else 1 / (1 + np.exp(-scores))
     found = scored("f1", [outputs[:9], outputs[9:]], [labels[:9], labels[9:]])
     assert found.value == pytest.approx(wanted)
-    assert versus(found, found).interval == (0.0, 0.0)
+    assert versus(found, found).drop_interval == (0.0, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------------- refusals
@@ -268,4 +268,4 @@ def test_broken_and_fixed_queries_have_the_exact_interval() -> None:
     parts = np.ones((30, 2))
     parts[:4, 0] = 0
     found = versus(before, Score(metric_named("recall@3"), 26 / 30, parts))
-    assert (found.interval, found.p_value) == (paired_interval(4, 0, 30), binomial_p(4, 0))
+    assert (found.drop_interval, found.p_value) == (paired_interval(4, 0, 30), binomial_p(4, 0))

@@ -34,7 +34,7 @@ from requant.quantize.tools.explain.float_reference import (
     float_references,
     timed,
 )
-from requant.quantize.tools.explain.why_float import Reason
+from requant.quantize.tools.explain.why_float import Obstacle
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 DIGITS = SAMPLE_MODELS / "digits.onnx"
@@ -366,7 +366,7 @@ def test_causes_come_with_their_cost_and_the_dearest_first() -> None:
         kernel("Erf", 16.0),
         kernel("Add", 4.0),
     ]
-    reasons = {name: (Reason("per-channel activation scales", "x"),) for name in ("conv1", "conv2")}
+    reasons = {name: (Obstacle("per-channel activation scales", "x"),) for name in ("conv1", "conv2")}
     softmax = FloatReference(40.0, "QLinearSoftmax on 8-bit tensors")
     found = causes(ran, NOTHING, reasons, {"QLinearSoftmax": softmax}, exact=True)
     assert [(cause.microseconds, cause.text) for cause in found] == [

@@ -11,7 +11,7 @@ import pytest
 
 from requant.quantize.placement.plan_file import save_plan
 from requant.transforms.int8 import reasons
-from requant.transforms.int8.ops import OPS, why_float
+from requant.transforms.int8.ops import OPS, float_reason
 from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 from requant.transforms.int8.reasons import NONE, Reason, other
 
@@ -49,7 +49,7 @@ def test_a_reason_cannot_be_changed() -> None:
 
 def test_every_reason_of_the_operator_table_is_filled_in() -> None:
     for op, row in OPS.items():
-        for reason in (row.why, row.slow, why_float(op)):
+        for reason in (row.why, row.slow, float_reason(op)):
             assert "{" not in reason.text
             assert bool(reason.code) == bool(reason.text)
 
