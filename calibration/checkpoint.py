@@ -20,11 +20,12 @@ from .. import RequantError
 from .decoding import LARGE_FILE, Count, load_document
 from .execution import Execution
 from .files import write_atomically
+from .gathered import digest_of
 from .observations import Observations
 from .records import observations_from_json, observations_to_json
 from .samples import Sample
 from .stamps import data_stamp, model_stamp
-from .work import Setup, Stored, digest_of
+from .work import Setup, Stored
 
 SCHEMA = 1
 SECONDS = 5.0
