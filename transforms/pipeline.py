@@ -1,15 +1,7 @@
-r"""Pipelines of transforms as text: parse, print, run.
-
-    fold_constants remove_nodes(op=Identity, op=Dropout) strip_unused_nodes(outputs="a,b")
-
-The grammar is transform_graph's: ``name(key=value, key="value") name``. Steps are separated by white space, the
-parameters of a step by commas or white space. A value is quoted, with ``\"`` and ``\\`` for a quote and a
-backslash, or made of letters, digits and ``_ . / : + -``. The original grammar skips wrong text; this one refuses it.
-"""
+"""Pipelines of transforms: parse them by the registered transforms, print them, run them."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +13,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 from .. import RequantError, near
 from ..system.given import check_function, check_kind, names_of
 from . import plugins
+from .grammar import Scanned, Value, converted, quoted, scan, written
 from .groups import SKIPPING, members
 from .int8.existing import MADE_KEY, is_finished
 from .registry import COMMON, REQUIRED, Change, Option, PipelineError, Transform, TransformError
@@ -30,7 +23,6 @@ FINISHED = "written-by-requant"
 METADATA_KEY = "requant.pipeline"
 IGNORE_ERRORS = Option(COMMON, bool, False)
 
-Value = int | float | bool | str | tuple[str, ...]
 Progress = Callable[["Step"], None]
 Keep = Callable[["StepResult", ir.Model], None]
 
@@ -44,7 +36,7 @@ class Step:
 
     def __str__(self) -> str:
         """Return the step as text; parsing the text gives an equal step."""
-        pairs = [f"{key}={_quoted(one)}" for key, value in self.options for one in _written(value)]
+        pairs = [f"{key}={quoted(one)}" for key, value in self.options for one in written(value)]
         return f"{self.name}({', '.join(pairs)})" if pairs else self.name
 
 
@@ -99,7 +91,7 @@ def parse(text: str) -> Pipeline:
             names.
     """
     check_kind(text, str, "a pipeline must be a text")
-    scanned = _scan(text)
+    scanned = scan(text)
     if not scanned:
         raise PipelineError("the pipeline is empty: name at least one transform")
     transforms = [_lookup(text, step) for step in scanned]
@@ -119,7 +111,7 @@ def parse_groups(text: str) -> Pipeline:
     """
     check_kind(text, str, "a pipeline must be a text")
     load_plugins()
-    scanned = _scan(text)
+    scanned = scan(text)
     if not scanned:
         raise PipelineError("no group is named")
     pairs = [pair for group in scanned for pair in _group_steps(text, group)]
@@ -272,7 +264,7 @@ def _working_copy(model: ir.Model, transform: Transform) -> ir.Model:
 def _history(model: ir.Model) -> list[str]:
     """Return the names of the transforms in the model's metadata, in the order in which they ran."""
     try:
-        return [step.name for step in _scan(model.metadata_props.get(METADATA_KEY, ""))]
+        return [step.name for step in scan(model.metadata_props.get(METADATA_KEY, ""))]
     except PipelineError:  # another program wrote this key
         return []
 
@@ -292,101 +284,10 @@ def _with_ports(steps: tuple[Step, ...], ports: Mapping[str, tuple[str, ...]]) -
     return steps
 
 
-# --- text to steps: first the syntax, then names and values against the registry
+# --- text to steps: names and values against the registry
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameter:
-    """``key=value`` as the text has it, with the offsets of both."""
-
-    key: str
-    value: str
-    quoted: bool
-    key_at: int
-    value_at: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """One step as the text has it."""
-
-    name: str
-    at: int
-    parameters: tuple[_Parameter, ...]
-
-
-_SPACE = re.compile(r"\s*")
-_NAME = re.compile(r"[A-Za-z0-9_]+")
-_PLAIN = re.compile(r"[A-Za-z0-9_./:+-]+")
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
-_ESCAPE = re.compile(r'\\(["\\])')
-
-
-def _scan(text: str) -> list[_Scanned]:
-    """Split a pipeline into steps and parameters."""
-    steps: list[_Scanned] = []
-    at = _skip(text, 0)
-    while at < len(text):
-        name = _NAME.match(text, at)
-        if name is None:
-            if text[at] == "(" and steps:
-                raise PipelineError("'(' must directly follow the name of a transform", text, at)
-            raise PipelineError(f"expected the name of a transform, not {text[at]!r}", text, at)
-        parameters: tuple[_Parameter, ...] = ()
-        end = name.end()
-        if text.startswith("(", end):
-            parameters, end = _scan_parameters(text, end)
-        if end < len(text) and not text[end].isspace():
-            raise PipelineError(f"expected white space after a step, not {text[end]!r}", text, end)
-        steps.append(_Scanned(name[0], at, parameters))
-        at = _skip(text, end)
-    return steps
-
-
-def _scan_parameters(text: str, opened: int) -> tuple[tuple[_Parameter, ...], int]:
-    """Read ``(key=value, ...)`` from the parenthesis at `opened`; return the parameters and the offset after them."""
-    parameters: list[_Parameter] = []
-    at = _skip(text, opened + 1)
-    while not text.startswith(")", at):
-        key = _expect(_NAME, "a parameter name", text, at, opened)
-        at = _skip(text, key.end())
-        equals = _expect(re.compile("="), f"'=' after parameter {key[0]!r}", text, at, opened)
-        at = _skip(text, equals.end())
-        if text.startswith('"', at):
-            value = _QUOTED.match(text, at)
-            if value is None:
-                raise PipelineError("'\"' is never closed", text, at)
-            parameters.append(_Parameter(key[0], _ESCAPE.sub(r"\1", value[1]), True, key.start(), at))
-        else:
-            value = _expect(_PLAIN, f"a value for {key[0]!r}", text, at, opened)
-            parameters.append(_Parameter(key[0], value[0], False, key.start(), at))
-        at = _skip(text, value.end())
-        if text.startswith(",", at):
-            at = _skip(text, at + 1)
-            if text.startswith(")", at):
-                raise PipelineError("expected a parameter name, not ')'", text, at)
-        elif at < len(text) and at == value.end() and text[at] != ")":
-            raise PipelineError(f"expected ',' or ')' after the value of {key[0]!r}, not {text[at]!r}", text, at)
-    return tuple(parameters), at + 1
-
-
-def _expect(pattern: re.Pattern[str], what: str, text: str, at: int, opened: int) -> re.Match[str]:
-    """Match `pattern` at `at`, or raise; at the end of the text the error points to the parenthesis at `opened`."""
-    match = pattern.match(text, at)
-    if match is not None:
-        return match
-    if at >= len(text):
-        raise PipelineError("'(' is never closed", text, opened)
-    raise PipelineError(f"expected {what}, not {text[at]!r}", text, at)
-
-
-def _skip(text: str, at: int) -> int:
-    """Return the offset of the first character at or after `at` that is not white space."""
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
-
-
-def _lookup(text: str, step: _Scanned) -> Transform:
+def _lookup(text: str, step: Scanned) -> Transform:
     """Find the transform of a step."""
     try:
         return lookup(step.name)
@@ -394,13 +295,13 @@ def _lookup(text: str, step: _Scanned) -> Transform:
         raise PipelineError(str(error), text, step.at) from error
 
 
-def _group_steps(text: str, group: _Scanned) -> list[tuple[_Scanned, Transform]]:
+def _group_steps(text: str, group: Scanned) -> list[tuple[Scanned, Transform]]:
     """Return the steps of a group and their transforms; each step gets the options of the group that it has."""
     try:
         texts = [member.step for member in members(group.name)]
     except RequantError as error:
         raise PipelineError(str(error), text, group.at) from error
-    parts = [(part, _lookup(one, part)) for one in texts for part in _scan(one)]
+    parts = [(part, _lookup(one, part)) for one in texts for part in scan(one)]
     known = {IGNORE_ERRORS.name, *(option for _, transform in parts for option in transform.options)}
     for parameter in group.parameters:
         if parameter.key not in known:
@@ -412,11 +313,11 @@ def _group_steps(text: str, group: _Scanned) -> list[tuple[_Scanned, Transform]]
         from_group = [parameter for parameter in group.parameters if parameter.key in takes]
         keys = {parameter.key for parameter in from_group}
         own = [parameter for parameter in part.parameters if parameter.key not in keys]
-        steps.append((_Scanned(part.name, group.at, (*own, *from_group)), transform))
+        steps.append((Scanned(part.name, group.at, (*own, *from_group)), transform))
     return steps
 
 
-def _resolve(text: str, step: _Scanned, transform: Transform) -> Step:
+def _resolve(text: str, step: Scanned, transform: Transform) -> Step:
     """Check the parameters of a step against the options of its transform, and drop default values."""
     options = {**transform.options, IGNORE_ERRORS.name: IGNORE_ERRORS}
     values: dict[str, Value] = {}
@@ -428,7 +329,7 @@ def _resolve(text: str, step: _Scanned, transform: Transform) -> Step:
         if option.type is not tuple and parameter.key in values:
             raise PipelineError(f"{step.name} takes one {parameter.key!r}, not two", text, parameter.key_at)
         try:
-            value = _converted(parameter, option)
+            value = converted(parameter, option)
         except ValueError as error:
             raise PipelineError(f"{step.name}: {parameter.key} {error}", text, parameter.value_at) from error
         earlier = values.get(parameter.key, ())
@@ -439,39 +340,7 @@ def _resolve(text: str, step: _Scanned, transform: Transform) -> Step:
     return Step(step.name, tuple(sorted((key, v) for key, v in values.items() if v != options[key].default)))
 
 
-_INT = re.compile(r"[+-]?[0-9]{1,4300}")  # Python reads and writes no more digits
-_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*([eE][+-]?[0-9]+)?|\.[0-9]+([eE][+-]?[0-9]+)?|inf)")
-_BOOL = {"true": True, "1": True, "false": False, "0": False}
-
-
-def _converted(parameter: _Parameter, option: Option) -> Value:
-    """Return the value of a parameter in the type of its option.
-
-    Raises:
-        ValueError: The value has another type; the message continues a sentence that begins with the option's name.
-    """
-    text = parameter.value
-    if option.type is tuple:
-        names = tuple(text.split(",")) if parameter.quoted else (text,)
-        if not all(names):
-            raise ValueError(f"holds an empty name: {text!r}")
-        return names
-    if option.type is bool:
-        if text not in _BOOL:
-            raise ValueError(f"must be true, 1, false or 0, not {text!r}")
-        return _BOOL[text]
-    if option.type is int:
-        if not _INT.fullmatch(text):
-            raise ValueError(f"must be a whole number, not {text!r}")
-        return int(text)
-    if option.type is float:
-        if not _FLOAT.fullmatch(text):
-            raise ValueError(f"must be a number, not {text!r}")
-        return float(text)
-    return text
-
-
-def _check_order(text: str, scanned: Sequence[_Scanned], transforms: Sequence[Transform]) -> None:
+def _check_order(text: str, scanned: Sequence[Scanned], transforms: Sequence[Transform]) -> None:
     """Refuse a step when a transform that must come before the step comes only later."""
     names = [step.name for step in scanned]
     for place, (step, transform) in enumerate(zip(scanned, transforms, strict=True)):
@@ -479,20 +348,3 @@ def _check_order(text: str, scanned: Sequence[_Scanned], transforms: Sequence[Tr
             if earlier in names[place + 1 :] and earlier not in names[:place]:
                 message = f"{step.name} must come after {earlier}, which this pipeline runs later"
                 raise PipelineError(message, text, step.at)
-
-
-# --- steps to text
-
-
-def _written(value: Value) -> tuple[str, ...]:
-    """Return a value as text: one text, or one per name."""
-    if isinstance(value, tuple):
-        return value
-    return (str(value).lower() if isinstance(value, bool) else str(value),)
-
-
-def _quoted(text: str) -> str:
-    """Quote `text` when the grammar requires quotes."""
-    if _PLAIN.fullmatch(text):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
