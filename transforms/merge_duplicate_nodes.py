@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
+from .constant_values import RANDOM
 from .deduplicate_initializers import merge_initializers
-from .fold_constants import RANDOM
 from .graph import computing_graphs
 from .registry import Change, transform
 from .rewriter import quiet
