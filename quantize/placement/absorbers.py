@@ -14,10 +14,11 @@ SUM, CONVOLUTION = "Add", "Conv"
 
 
 def absorbers_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]) -> dict[str, Unit]:
-    """Return the convolution that may absorb each function or sum, by the name of the latter.
+    """Return the convolution that may absorb a function or a sum, by the name of the function or sum.
 
-    It is the last one whose result the unit alone reads, if both have a native form. There is none if native operators
-    must compute exactly what the pairs compute.
+    A convolution absorbs a unit that alone reads its result, if both have a native form. If two convolutions may absorb
+    a sum, the later one does. A convolution with one input channel per group absorbs no sum. The result is empty if
+    native operators must compute exactly what the QDQ pairs compute.
 
     Args:
         facts: The input of the rules.
@@ -43,7 +44,7 @@ def absorbers_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]
 
 
 def unrounded(plan: Plan, absorbers: Mapping[str, Unit]) -> set[str]:
-    """Return the tensors between native convolutions and what they absorb in a plan."""
+    """Return the tensors that a plan does not round: those between a native convolution and what it absorbs."""
     native = {unit.name for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE}
     return {first.outputs[0] for name, first in absorbers.items() if {name, first.name} <= native}
 

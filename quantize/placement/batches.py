@@ -51,9 +51,9 @@ def fairest(times: Sequence[Times], native: Collection[str] = ()) -> str:
 def least_noisy(
     times: Sequence[Times], best: str, noise: Mapping[str, float], native: Collection[str], within: float
 ) -> str:
-    """Return the plan with the least noise of those that are as fast as the best one, as far as the clock can tell.
+    """Return the plan with the least noise among those that take as long as the best one, within a share of its time.
 
-    So the accuracy of the model depends less on what else the machine does while plans are timed.
+    Other work on the machine makes small differences of time. They should not decide about the accuracy of the model.
 
     Args:
         times: The times at each batch size.

@@ -1,4 +1,4 @@
-"""Which tensors a float operator divides by: uint8 could round a small value to 0, which gives an infinite result."""
+"""Find the tensors by which float operators divide: a small one that uint8 rounds to 0 gives an infinite result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...transforms.patterns.elementwise import ELEMENTWISE, bounds_of
 NOT_AT_ZERO = {"Div": 1, "Log": 0, "Reciprocal": 0}
 """By operator that is infinite where an input is 0, the index of this input; a Pow with a negative exponent is one."""
 ZERO_AT_ZERO = ELEMENTWISE - {"Exp", "HardSigmoid", "Sigmoid", "Softplus"} | {"Concat", "PRelu", "Where"}
-"""Operators whose result may be 0, or a small constant, because an input is; operators that move values are others."""
+"""Operators whose result may be 0, or a small constant, where an input is 0; those that move values are not here."""
 SMALL = 1e-3
 """A smaller constant does not protect a divisor: a value above it that is rounded to 0 gives a far too large result."""
 
 
 def divisors_of(nodes: Iterable[ir.Node]) -> frozenset[str]:
-    """Return the tensors that some of the nodes divide by, and those whose zeros become zeros of such a tensor.
+    """Return the tensors by which nodes divide, and the tensors before them: where one of these is 0, the divisor is 0.
 
     Before:  n = ReduceL2(x); c = Clip(n, min=1e-12); e = Expand(c, s); y = Div(x, e)
     Returned:  n, c, e
@@ -52,13 +52,13 @@ def _sources(node: ir.Node | None) -> list[ir.Value]:
     row = row_of(node)
     if row is not None and row.kind == "same" and only_moves(node):
         return [value for value in node.inputs[:1] if value is not None]
-    if node.op_type not in ZERO_AT_ZERO or _is_kept_off_zero(node):
+    if node.op_type not in ZERO_AT_ZERO or _is_far_from_zero(node):
         return []
     return [value for value in node.inputs if value is not None]
 
 
-def _is_kept_off_zero(node: ir.Node) -> bool:
-    """Whether a constant keeps the result of a node away from 0, or another tensor that it adds may do so."""
+def _is_far_from_zero(node: ir.Node) -> bool:
+    """Whether the result of a node is far from 0 although an input is 0, because of a constant or of another input."""
     if node.op_type in ("Clip", "Relu"):
         low, _ = bounds_of(node) or (0.0, 0.0)
         return low >= SMALL

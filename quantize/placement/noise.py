@@ -50,7 +50,7 @@ class Noises:
         absorbers: Mapping[str, Unit],
         weights: Mapping[str, float],
     ) -> Noises:
-        """Return the noises of a model, of which any plan has the units."""
+        """Return the noises of a model. `plan` may be any plan of the model: only its units count."""
         moving = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "same"]
         moved = {output: unit.inputs[0] for unit in moving if unit.inputs for output in unit.outputs}
         products = [unit for unit in plan.units if unit.op in OPS and OPS[unit.op].kind == "compute"]
@@ -59,9 +59,10 @@ class Noises:
 
     @property
     def total(self) -> float:
-        """The noise of weights, and of all tensors, or of all inputs of products in one form, where that is more.
+        """The noise of all weights plus that of all tensors.
 
-        There may have been time to try one form alone.
+        The inputs of products in one form count instead of the tensors if they have more noise: there may have been
+        time to try only that form.
         """
         most = max(math.fsum(each.values()) for each in (self.tensors, *self.forms.values()))
         return most + math.fsum(self.weights.values())
@@ -72,8 +73,8 @@ class Noises:
         return frozenset(each.outputs[0] for each in self.absorbers.values())
 
     @cached_property
-    def _rounded_elsewhere(self) -> frozenset[str]:
-        """The tensors that the unit that writes them does not round."""
+    def _not_rounded_by_writer(self) -> frozenset[str]:
+        """Tensors that their writer does not round: it moves rounded values, or a convolution absorbs their reader."""
         return self._between.union(self.moved, self.joined)
 
     def of_tensor(self, tensor: str) -> float:
@@ -83,11 +84,12 @@ class Noises:
         return self.tensors.get(tensor, 0.0)
 
     def of_unit(self, unit: Unit, impl: Impl) -> float:
-        """Return the noise that an implementation of a unit adds wherever its inputs come from.
+        """Return the noise that an implementation of a unit adds, whatever the units before it are.
 
-        A tensor is rounded by the unit that writes it in uint8, or by a QuantizeLinear (`of_tensor`). Between a native
-        convolution and what it absorbs nothing is rounded. Whether both are native is not known here: the tensor counts
-        for another implementation of the latter, and for a DequantizeLinear (`of_dequantize`).
+        A tensor is rounded by the unit that writes it in uint8, or by a QuantizeLinear (`of_tensor`). A native
+        convolution does not round its result in front of a native unit that it absorbs. This function knows one of both
+        implementations only. So the noise of that result belongs to the absorbed unit, if it is not native, and to a
+        DequantizeLinear (`of_dequantize`).
         """
         found = self.of_weights(unit, impl)
         if impl in self.forms:
@@ -95,7 +97,7 @@ class Noises:
             shares = (known.get(tensor, 0.0) / max(self.readers.get(tensor, 0), 1) for tensor in unit.rounded)
             return found + math.fsum(shares)
         if impl.writes_u8:
-            written = (each for each in unit.outputs if each not in self._rounded_elsewhere)
+            written = (each for each in unit.outputs if each not in self._not_rounded_by_writer)
             found += math.fsum(map(self.of_tensor, written))
         if impl.reads_u8 and impl is not Impl.U8_NATIVE and unit.name in self.absorbers:
             found += self.of_tensor(self.absorbers[unit.name].outputs[0])
@@ -106,7 +108,7 @@ class Noises:
         return self.weights.get(unit.name, 0.0) if impl.int8 and not impl.in_blocks else 0.0
 
     def of_dequantize(self, tensor: str) -> float:
-        """Return the noise that a tensor has only because it is dequantized, see `of_unit`."""
+        """Return the noise of a tensor that is rounded only if a DequantizeLinear reads it, see `of_unit`; else 0."""
         return self.of_tensor(tensor) if tensor in self._between else 0.0
 
     def _rounded(self, plan: Plan, tensor: str) -> Iterator[str]:
@@ -128,7 +130,7 @@ class Noises:
 
 
 def _joined(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Return the inputs of each Concat that all have its scale if every unit with inputs is uint8, by its result."""
+    """Return the inputs of each Concat, by its result, if all of them would have its scale in a plan of uint8 alone."""
     wide = plan.with_choices({unit.name: Choice(Impl.U8) for unit in plan.units if unit.inputs})
     concats = {unit.outputs[0]: unit.inputs for unit in plan.units if unit.op == "Concat"}
     return {

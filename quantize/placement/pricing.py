@@ -110,12 +110,12 @@ class Prices:
 
 
 def usual_share(job: Job, noise: float) -> float:
-    """Return the share of the float model's time that a noise costs by the exchange of the effort, see `Effort`."""
+    """Return the price of a noise as a share of the float model's time. `Effort.exchange` says what noise costs."""
     return EFFORTS[job.options.effort].exchange * math.sqrt(min(noise, 1.0))  # a power; the exchange is of amplitudes
 
 
 def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float | None = None) -> Prices:
-    """Return prices in which noise costs what the options say, or all measured noise a share of some time.
+    """Return prices with a price of noise: that of the options, else that at which all noise costs a share of a time.
 
     Args:
         prices: The prices.

@@ -274,10 +274,10 @@ def _best(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple[C
 def _despite_noise(
     sizes: Sequence[Size], candidates: Mapping[str, Candidate], best: Candidate, placement: Placement
 ) -> tuple[Candidate, Placement]:
-    """Return the fastest INT8 model where noise alone made a float model the best one; else the float model.
+    """Return the fastest INT8 model if the best one is a float model only because noise has a price; else the best one.
 
-    The price counts the sum of the noises of single tensors, and the noise of all together may be far less. The model
-    itself is judged later, and units become float where it loses too much.
+    The price is that of the sum of all tensors' noises. All tensors together may add far less noise. The accuracy of
+    the INT8 model is judged later; units become float then if it loses too much.
     """
     quick = {name: each for name, each in candidates.items() if each.plan.has_int8}
     least = min((placement.tried[name] for name in quick if name in placement.tried), default=math.inf)
@@ -293,9 +293,10 @@ def _by_error(
     placement: Placement,
     error: ErrorOf,
 ) -> tuple[Candidate, Placement]:
-    """Return a faster model that only its estimated noise ruled out, if its measured error is worth its time.
+    """Return a faster model instead of the best one if its time and the price of its measured error add up to less.
 
-    The estimate is the sum of the noises of single tensors, which may be far more than what all of them add.
+    The faster models were refused because of their estimated noise. The estimate is the sum of the noises of single
+    tensors. All tensors together may add far less noise.
     """
     job, tried = sizes[0].bench.job, placement.tried
     most = QUICKER * tried.get(placement.chosen, 0.0)
@@ -353,12 +354,15 @@ def _tell(job: Job, total: int, before: int, done: int = 0) -> None:
 
 
 def _tag(size: Size, sizes: Sequence[Size]) -> str:
-    """Return the end of the name of a plan that the costs of one batch size gave; empty if there is only one size."""
+    """Return what ends the name of a plan that was made from the costs of one batch size; empty for a single size."""
     return f" for {size.name}" if len(sizes) > 1 else ""
 
 
 def _with_float(size: Size) -> Size:
-    """Return a batch size with the time of the float model: the price of noise, and the units without own kernels."""
+    """Profile the float model at a batch size; return the size with what follows from the profile.
+
+    That is the price of noise, a share of the time of the float model, and the units that have no kernel of their own.
+    """
     whole, known = profile_float(size.bench, size.known)
     if whole is None:
         return replace(size, known=known, brief=True)

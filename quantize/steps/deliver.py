@@ -107,7 +107,7 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
         return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
     slow = is_slower(job, trial.latencies)
     if job.judged and not slow and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
-        trial = _without_ruinous(job, ranges, trial)
+        trial = _ruinous_in_float(job, ranges, trial)
     if job.judged and not slow and not job.options.force_int8:
         trial = relieved(job, ranges, trial)
     reason = _why_not(job, trial)
@@ -149,10 +149,11 @@ def deliver_searched(
     return _keep_float(job, ranges, best, output, slow) if slow else _finish(job, ranges, best, output)
 
 
-def _without_ruinous(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
-    """Keep in float each tensor that alone ruins the outputs; return the better of the two models, with its evidence.
+def _ruinous_in_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
+    """Emit the model again, with each tensor in float that alone ruins the outputs; return the better of both models.
 
-    Of a model that is too large for trials of each tensor in `RESCUE` seconds, none is tried.
+    Each tensor is tried alone in uint8. If `RESCUE` seconds are too short for that, no tensor is tried, and the given
+    model is returned. The returned model has the evidence of the trials.
     """
     tried = trial.candidate if job.policy.plan is not None else widest(job, ranges)
     evidence = evidence_of(job, ranges, tried, trial.accuracy, RESCUE, RUIN_DB)
@@ -234,26 +235,27 @@ def _over_batches(job: Job, trial: Trial) -> list[str]:
 
 
 def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: str) -> Run:
-    """Write the simplified float model instead of the INT8 model, with the reason as `Result.why_not`.
+    """Write a float model instead of the INT8 model, with the reason as `Result.why_not`.
 
-    Where the user's model computes its ranges at run time, its operators stay so if float is not faster and they do
-    not ruin the outputs. A float model that simplification makes slower is written as it was given.
+    The output is the simplified float model, with two exceptions. If the user's model computes its ranges at run time,
+    its operators keep doing so, unless float is faster or they ruin the outputs. If simplification makes the float
+    model slower, the output is the model that the user gave.
     """
     plan = trial.candidate.plan
     written: Written = "float"
     untried = not plan.has_int8  # the judged and timed model is the float model
-    kept = _in_float(job, trial.candidate, plan, reason)
+    kept = _float_candidate(job, trial.candidate, plan, reason)
     judged = replace(trial, candidate=kept) if untried else judge(job, kept)
     if job.restored and not (judged.latencies and all(each.speedup >= WORTHWHILE for each in judged.latencies)):
         given = as_given(job)
-        tried = judge(given, _in_float(given, trial.candidate, given.all_int8_plan, reason))
+        tried = judge(given, _float_candidate(given, trial.candidate, given.all_int8_plan, reason))
         if tried.accuracy.worst_sqnr_db < LEAST_GIVEN_DB:
             reason += f"; the given model leaves only {tried.accuracy.worst_sqnr_db:.1f} dB"
         else:
             job, plan, judged, written = given, given.all_int8_plan, tried, "given"
     before = any(choice.reason.code in INTEGER_ALREADY for choice in plan.choices.values())
     what = f"the simplified {'' if before else 'float '}model"
-    faster = _unsimplified(job, trial.candidate, judged, reason)
+    faster = _given_if_faster(job, trial.candidate, judged, reason)
     if faster is not None:
         times = " instead of ".join(f"{each.latencies[0].int8_ms:.3g}" for each in (judged, faster[1]))
         what = f"the given model, because simplification makes it slower here ({times} ms)"
@@ -267,8 +269,11 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
     return replace(run, result=result, rejected=trial if measured else None)
 
 
-def _unsimplified(job: Job, candidate: Candidate, simple: Trial, reason: str) -> tuple[Job, Trial] | None:
-    """Return a job without simplification and the given float model, where that one is clearly faster; else None.
+def _given_if_faster(job: Job, candidate: Candidate, simple: Trial, reason: str) -> tuple[Job, Trial] | None:
+    """Return the given float model, with a job that does not simplify, if it is clearly faster than the simplified one.
+
+    Return None if it is not clearly faster, if the simplified model was not timed, or if operators of the given model
+    that compute their ranges at run time became float (`Job.restored`).
 
     Args:
         job: The job.
@@ -280,18 +285,25 @@ def _unsimplified(job: Job, candidate: Candidate, simple: Trial, reason: str) ->
     if job.restored or not simple.latencies or _speed(simple.latencies) * slack >= 1:
         return None
     given = as_given(job, simplified=False)
-    tried = judge(given, _in_float(given, candidate, given.all_int8_plan, reason))
+    tried = judge(given, _float_candidate(given, candidate, given.all_int8_plan, reason))
     return (given, tried) if _speed(tried.latencies) >= WORTHWHILE * _speed(simple.latencies) else None
 
 
 def _speed(latencies: Sequence[Latency]) -> float:
-    """Return the speed of a float model over that of the given one: the mean of the best and the worst load."""
+    """Return the speed-up of a float model over the given one: the geometric mean of the best and the worst load."""
     speeds = [latency.speedup for latency in latencies]
     return math.sqrt(max(speeds) * min(speeds))
 
 
-def _in_float(job: Job, candidate: Candidate, plan: Plan, reason: str) -> Candidate:
-    """Return the simplified model in the place of a candidate; units of the plan without a reason get the given one."""
+def _float_candidate(job: Job, candidate: Candidate, plan: Plan, reason: str) -> Candidate:
+    """Return a candidate whose model is the simplified float model.
+
+    Args:
+        job: The job.
+        candidate: The candidate that it replaces.
+        plan: The plan of the new candidate. All its units become float; their reasons stay.
+        reason: The reason of the units that have none.
+    """
     told = {name: choice.reason for name, choice in plan.choices.items()}
     if job.source is not None:  # there are data: missing ranges are not the reason
         told = {name: own for name, own in told.items() if own != NO_RANGES}

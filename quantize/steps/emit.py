@@ -93,7 +93,7 @@ def emit(job: Job, ranges: TensorRanges, evidence: Evidence) -> Candidate:
 
 
 def _slow(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate | None:
-    """Return the model without corrections if it is clearly slower than float; None if it may be worth correcting."""
+    """Return the model of a candidate without corrections if it is clearly slower than float; else None."""
     if not _adjusts(job) or not candidate.plan.has_int8 or not _seems_slower(job, candidate):
         return None
     final = apply_plan(job, ranges, candidate.plan, purpose="deliver")  # with fewer kernels than the candidate
@@ -101,7 +101,10 @@ def _slow(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate | N
 
 
 def _seems_slower(job: Job, candidate: Candidate) -> bool:
-    """Whether a short measurement says that a model is clearly slower; False if it does not run: `judge` tells that."""
+    """Whether a model is clearly slower than float in a short measurement.
+
+    False if the model does not run: `judge` reports that.
+    """
     return is_slower(job, if_it_runs(partial(timed_briefly, job, candidate)) or ())
 
 

@@ -145,9 +145,10 @@ def _copied_by_concats(plan: Plan) -> list[str]:
 def forms_alone(
     job: Job, facts: Facts, rules: Plan, accuracy: Accuracy, seconds: float = math.inf
 ) -> dict[Impl, dict[str, float]]:
-    """Return the SQNR with one input of products or attention alone rounded as a form from float to float rounds it.
+    """Return the SQNR at the worst output when one input of products or attention alone is rounded, in dB by tensor.
 
-    Only the units read the rounded tensor: a residual beside them stays float, as in the model that has the form.
+    Each form that reads and writes float rounds its inputs in its own way, and has a row of the result. Only these
+    units read the rounded tensor. Other readers, such as a residual, read it in float, as in a model of this form.
 
     Args:
         job: The job.
@@ -229,7 +230,7 @@ def _tried(
     trial: Callable[..., dict[str, float]],
     stage: str,
 ) -> dict[str, float]:
-    """Return the SQNR at the worst output that can be compared with one part at a time rounded, in dB by part.
+    """Round one part at a time; return the SQNR at the worst output that can be compared, in dB by part.
 
     Args:
         job: The job.
@@ -246,7 +247,7 @@ def _tried(
     progress(0, len(parts))  # the first part may wait long for its session
     runs = _runs(job, samples[0], seconds) if samples else 0.0
     found: dict[str, float] = {}
-    for judged in _judged(job.simple, accuracy):
+    for judged in _comparable(job.simple, accuracy):
         here = {*ir.convenience.create_value_mapping(judged.graph), *(node.name for node in judged.graph.all_nodes())}
         rest = {name: part for name, part in parts.items() if name in here and name not in found}
         tried = trial(judged, rest, samples, optimize=not job.model_qparams, runs=runs, progress=progress)
@@ -263,8 +264,10 @@ def _runs(job: Job, sample: Sample, seconds: float) -> float:
     return runs_within(job, sample.feed, seconds, max(time.process_time() - began, TICK))
 
 
-def _judged(model: ir.Model, accuracy: Accuracy) -> Iterator[ir.Model]:
-    """Yield the models whose outputs tell the noise of a part: with logits in place of probabilities, then without.
+def _comparable(model: ir.Model, accuracy: Accuracy) -> Iterator[ir.Model]:
+    """Yield the float model with outputs that can be compared: with logits in place of probabilities, then as they are.
+
+    A part that no logit depends on is judged by the second model.
 
     Args:
         model: The simplified float model.
