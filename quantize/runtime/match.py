@@ -215,25 +215,35 @@ def _is_folded(search: _Search, node: ir.Node) -> bool:
 
 
 def _absorbed_by(search: _Search, node: ir.Node) -> str | None:
-    """Return the kernel into which a node was fused; None if its result is not needed."""
+    """Return the kernel into which an eliminated node was fused; None if its result is not needed.
+
+    It is the kernel that writes the result of the node. Without one, it is a kernel that reads the result of a
+    DequantizeLinear or of a product, and the kernel before any other node.
+    """
     for value in node.outputs:
         if (maker := search.made.get(value.name or "")) is not None:
             return maker
     forwards = node.op_type == "DequantizeLinear" or node.op_type in PRODUCTS
-    backwards = None if forwards else _behind(search, node)
-    return backwards or next(_readers(search, node), None) or _behind(search, node, beyond=True)
+    backwards = None if forwards else _kernel_before(search, node)
+    return backwards or next(_reading_kernels(search, node), None) or _kernel_before(search, node, past_known=True)
 
 
-def _readers(search: _Search, node: ir.Node) -> Iterator[str]:
+def _reading_kernels(search: _Search, node: ir.Node) -> Iterator[str]:
     """Yield the kernels of the nodes that read the outputs of a node."""
     users = [use.node.name or "" for value in node.outputs for use in value.uses()]
     yield from (search.home[name] for name in users if name in search.home)
 
 
-def _behind(search: _Search, node: ir.Node, *, beyond: bool = False) -> str | None:
-    """Return the last kernel before a node, walking back over eliminated nodes.
+def _kernel_before(search: _Search, node: ir.Node, *, past_known: bool = False) -> str | None:
+    """Return the kernel that the runtime runs last of those before a node; None without one.
 
-    The walk stops at tensors that the executed graph holds, unless `beyond` is set.
+    Between the kernel and the node may be eliminated nodes, but no product. A kernel does not count if another kernel
+    reads its result too: then nothing behind the result is part of it.
+
+    Args:
+        search: The state of the matching.
+        node: The eliminated node.
+        past_known: Whether to look also before tensors that the executed graph holds.
     """
     found, seen, todo = [], set(), [node]
     while todo:
@@ -242,7 +252,7 @@ def _behind(search: _Search, node: ir.Node, *, beyond: bool = False) -> str | No
                 continue
             seen.add(value)
             producer = value.producer()
-            if producer is None or (value.name in search.known and not beyond):
+            if producer is None or (value.name in search.known and not past_known):
                 continue
             readers = {search.home.get(use.node.name or "") for use in value.uses()} - {None}
             if (kernel := search.home.get(producer.name or "")) is not None:
@@ -273,7 +283,10 @@ def _principals(search: _Search, executed: Iterable[ir.Node]) -> dict[str, str]:
 
 
 def _parts(search: _Search, executed: Iterable[ir.Node], principals: Mapping[str, str]) -> dict[str, str]:
-    """Find nodes that the runtime split: unclaimed kernels whose results all go to the same kernel."""
+    """Find the nodes that the runtime split into several kernels; return the node by the name of each further kernel.
+
+    A kernel that computes no node of the model is a part of a node if all kernels that read it compute this node.
+    """
     found: dict[str, str] = {}
     for node in reversed([*executed]):
         if node.name in principals or node.op_type in QUANTIZERS or inserted_layout(node, search.nodes):

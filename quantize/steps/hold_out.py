@@ -22,11 +22,12 @@ PART = 4  # one of so many samples, but at least FEWEST / 2, or one of so many s
 def hold_out(job: Job) -> Job:
     """Return the job with two sources: one that gives ranges and corrections, and one to judge models on.
 
-    The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample does, but at
-    least half of `FEWEST` and at most `MOST_SAMPLES`. Of steps of sequences with a state every fourth sequence judges,
-    since a step depends on those before it. Samples of unknown number are counted. If there are fewer than `FEWEST`
-    samples, or fewer than `PART` sequences, if ``--samples`` picks from an unknown number, or if the ranges are given,
-    one source does both.
+    The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample judges it, but at
+    least half of `FEWEST` samples and at most `MOST_SAMPLES`. A step of a sequence depends on the steps before it, so
+    sequences are held out whole. If the number of samples is unknown, they are counted first.
+
+    The job keeps one source for both purposes if there are fewer than `FEWEST` samples or `PART` sequences, if
+    ``--samples`` picks from an unknown number, or if the user gives the ranges.
 
     Raises:
         DataError: A sample cannot be read.
@@ -58,7 +59,7 @@ def hold_out(job: Job) -> Job:
 
 
 def _hold_out_sequences(job: Job, source: Source) -> Job:
-    """Return the job with whole sequences held out, of which the first steps judge."""
+    """Return the job with every fourth sequence held out; of these the first steps judge, at most `MOST_SAMPLES`."""
     assert source.rows.starts is not None  # steps with a state are in sequences
     starts, count = source.rows.starts(None)
     positions = range(count) if source.picked is None else source.picked
