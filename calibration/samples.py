@@ -211,12 +211,9 @@ def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where:
 def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:
     """Return the array of one input with the input's type."""
     array = _converted(values, spec.dtype)
-    fits = len(values.shape) == len(spec.shape) and all(
-        not isinstance(want, int) or want == got for want, got in zip(spec.shape, values.shape, strict=True)
-    )
-    if array is None or not fits:
+    if array is None or not _fits(values.shape, spec):
         got = f"{type_name(values.dtype)} {values.shape}"
-        raise DataError(f"{where}, input {spec.name!r}: expected {spec}, got {got}")
+        raise DataError(f"{where}, input {spec.name!r}: expected {spec}, got {got}{_advice(values, spec)}")
     if array.size == 0 and array.shape[0] == 0 and not isinstance(spec.shape[0], int):  # an empty batch
         raise DataError(f"{where}, input {spec.name!r}: expected {spec}, got an empty array of shape {array.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -227,6 +224,25 @@ def _checked_array(values: Array, spec: InputSpec, where: str) -> Array:
     if array.dtype.kind == "U" and not _is_text(array):
         raise DataError(f"{where}, input {spec.name!r}: holds text that is not Unicode")
     return array
+
+
+def _fits(shape: Sequence[int], spec: InputSpec) -> bool:
+    """Return whether an array of a shape has the rank and the fixed lengths of an input."""
+    return len(shape) == len(spec.shape) and all(
+        not isinstance(want, int) or want == got for want, got in zip(spec.shape, shape, strict=True)
+    )
+
+
+def _advice(values: Array, spec: InputSpec) -> str:
+    """Return what to do with an array that is no array of the input, as the end of a message; empty if unknown."""
+    axes = range(values.ndim)
+    if not _fits(values.shape, spec) and values.ndim > 2:
+        for order in ((0, *axes[2:], 1), (0, axes[-1], *axes[1:-1])):
+            if _fits([values.shape[axis] for axis in order], spec):
+                return f"; its channels are at another place: transpose the array by {order}"
+    if spec.dtype.kind == "f" and values.dtype.kind in "iu" and _fits(values.shape, spec):
+        return f"; convert it to {spec.dtype} and scale it as in training"
+    return ""
 
 
 def _is_text(array: Array) -> bool:

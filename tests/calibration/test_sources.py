@@ -600,6 +600,24 @@ def test_bad_samples_name_source_sample_and_input(item: Any, problem: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("array", "shape", "told"),
+    [
+        (rows(1, 8, 9, 3), ("N", 3, 8, 9), "; its channels are at another place: transpose the array by (0, 3, 1, 2)"),
+        (rows(1, 3, 8, 9), (None, None, None, 3), "; its channels are at another place: transpose the array by (0, 2, 3, 1)"),
+        (rows(1, 3, 8, dtype=np.uint8), ("N", 3, 8), "; convert it to float32 and scale it as in training"),
+        (rows(1, 4, 8, 9), ("N", 3, 8, 9), "got float32 (1, 4, 8, 9)"),
+        (rows(1, 3, 8, dtype=np.uint8), ("N", 4, 9), "got uint8 (1, 3, 8)"),
+        (rows(1, 3, 8, dtype=np.float16), ("N", 3, 8), "got float16 (1, 3, 8)"),
+    ],
+    ids=["channels last", "channels first", "bytes", "no order fits", "bytes of another shape", "half"],
+)  # fmt: skip
+def test_a_layout_and_bytes_that_are_known_are_named(array: Array, shape: tuple[Any, ...], told: str) -> None:
+    with pytest.raises(DataError) as caught:
+        list(open_source([{"x": array}], [InputSpec("x", F4, shape)]))
+    assert str(caught.value).endswith(told)
+
+
+@pytest.mark.parametrize(
     ("array", "wanted"),
     [
         (np.array([0.1, 2]), F4),

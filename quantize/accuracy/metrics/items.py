@@ -266,8 +266,15 @@ def _fitted(sample: Sample, shape: tuple[int, ...]) -> Array:
     """Return the classes that a sample has as labels, in a shape."""
     labels = whole(sample)
     if not fits(labels.shape, shape):
-        raise RequantError(f"{sample.where}: labels of shape {labels.shape} for predictions of shape {shape}")
+        hint = "; of one-hot labels give labels.argmax(-1)" if _one_hot(labels, shape) else ""
+        raise RequantError(f"{sample.where}: labels of shape {labels.shape} for predictions of shape {shape}{hint}")
     return labels.reshape(shape)
+
+
+def _one_hot(labels: Array, shape: tuple[int, ...]) -> bool:
+    """Whether the last axis of labels holds a single 1 among zeros for each prediction of a shape."""
+    ones = labels == 1
+    return fits(labels.shape[:-1], shape) and bool((ones | (labels == 0)).all() and (ones.sum(-1) == 1).all())
 
 
 def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:

@@ -227,7 +227,8 @@ def test_a_score_of_nan_is_the_lowest() -> None:
     [
         ("top1", normal(1, 4), None, "no label, but top1 needs one; agreement and sqnr need none"),
         ("top1", normal(1, 4), 4, "label 4, but the output has 4 classes, counted from 0"),
-        ("top1", normal(1, 4), np.array([0, 1]), "labels of shape (2,) for predictions of shape (1,)"),
+        ("top1", normal(1, 4), np.array([0, 3]), "labels of shape (2,) for predictions of shape (1,)"),
+        ("top1", normal(1, 4), np.eye(4)[2], "for predictions of shape (1,); of one-hot labels give labels.argmax(-1)"),
         ("top1", normal(1, 4), np.array([0.5]), "labels of float64, but labels must be classes"),
         ("top1", normal(1, 1), 0, "no output holds scores per class; top1 needs one"),
         ("top5", normal(1, 5), 0, "top5 of 5 classes is always right; use top1"),
