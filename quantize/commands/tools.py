@@ -73,7 +73,8 @@ def inspect(
     inspection = inspect_model(model, lengths, data=data)
     if nodes and (inspection.macs is None or inspection.peak_bytes is None):
         hint = "; give --shape, --dim or --data" if inspection.depends else ""
-        raise RequantError(f"{model}: the cost of a node {inspection.why_unknown()}{hint}")
+        why = f"is unknown: {inspection.unknown[0]}" if inspection.unknown else inspection.why_unknown()
+        raise RequantError(f"{model}: the cost of a node {why}{hint}")
     if as_json:
         print_json(inspection.to_json())
     elif structure or dot:

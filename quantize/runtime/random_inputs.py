@@ -12,7 +12,7 @@ import numpy as np
 from ... import RequantError
 from ...calibration.execution import quarter_of_memory
 from ...calibration.objects import python_object
-from ...calibration.session import Array, InputSpec, ModelSource
+from ...calibration.session import Array, InputSpec, ModelSource, describe
 from ...calibration.sources import Source
 from .session import Runner
 
@@ -49,23 +49,45 @@ def generated_source(model: ModelSource) -> Source | None:
     return None
 
 
-def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> Source | None:
-    """Return random feeds of given shapes, drawn as by `generated_source`; None if the model refuses them.
+def refusal(model: ModelSource) -> str:
+    """Return why random inputs are refused, with 1 for free first axes and 8 for others; empty if they are not.
 
     Raises:
-        RequantError: The runtime cannot load the model, or an input is too large, or cannot be fed from arrays.
+        RequantError: The runtime cannot load the model, or an input is too large.
+    """
+    run = Runner(model, lean=True)
+    try:
+        run(_feeds(run.inputs, FREE[0], 2)[0])
+    except RequantError as error:
+        return _reason(error)
+    return ""
+
+
+def _reason(error: RequantError) -> str:
+    """Return what the runtime said, without the name of the model."""
+    return str(error).rpartition(": the model fails: ")[2]
+
+
+def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> Source:
+    """Return random feeds of given shapes, drawn as by `generated_source`.
+
+    Raises:
+        RequantError: The runtime cannot load the model, or an input is too large, or cannot be fed from arrays, or the
+            model refuses the feeds; then the message has the runtime's reason.
     """
     run = Runner(model, lean=True)
     specs = [replace(spec, shape=shapes[spec.name]) for spec in run.inputs]
+    reason = ""
     for below in (2, 1):
         feeds = _feeds(specs, 0, below)
         told = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds[0].items())
         try:
             run(feeds[0])
-        except RequantError:
+        except RequantError as error:
+            reason = _reason(error)
             continue
         return Source(tuple(specs), python_object(feeds, f"random inputs ({told})"))
-    return None
+    raise RequantError(f"{describe(model)}: the model runs on no random inputs of these shapes; give data ({reason})")
 
 
 def _feeds(specs: Sequence[InputSpec], length: int, below: int) -> list[dict[str, Array]]:

@@ -182,7 +182,7 @@ def test_lengths_are_given(
             "the shapes of the inputs depend on axis 2 of 'z'; give --dim, --shape (in Python: lengths) or data",
         ),
         (("--shape", "z=3,5,1", "--batch", "2"), "the first axes of the inputs have different lengths: 2, 3"),
-        (("--shape", "z=1,5,3"), "the model runs on no random inputs of these shapes; give data"),
+        (("--shape", "z=1,5,3"), "the model runs on no random inputs of these shapes; give data (Non-zero status code"),
         (("--dim", "lenght=5"), "no free axis named 'lenght'; did you mean 'length'?"),
         (("--dim", "length=5", "--data", "x.npz"), "lengths of axes are given twice, as options and by data"),
     ],

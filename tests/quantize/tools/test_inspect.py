@@ -193,6 +193,16 @@ def test_open_lengths_are_said_and_not_guessed() -> None:
     assert "10.035" in invoke(DIGITS, "--nodes", "--dim", "N=1").stdout
 
 
+def test_a_node_whose_shape_cannot_be_inferred_is_named(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (seq(float[2, 3]) s) => (float[a, 3] y) {
+        y = ConcatFromSequence <axis = 0> (s)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    assert refusal(tmp_path / "m.onnx", "--nodes").startswith(
+        f"requant: {tmp_path / 'm.onnx'}: the cost of a node is unknown: the output shape of "
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
