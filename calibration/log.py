@@ -71,7 +71,8 @@ def load_log(path: str | os.PathLike[str]) -> Log:
             raise RequantError(f"{source}: tensor {name!r} has minima above its maxima")
     if not lows:
         unreadable = f" (unreadable records: {rejected})" if rejected else ""
-        raise RequantError(f"{source}: no range in this log: no line ;TENSOR{MARK};{MIN_MAX}[lo][hi]{unreadable}")
+        file = ", and not a range file, a JSON object, either" if source.lower().endswith(".json") else ""
+        raise RequantError(f"{source}: no range in this log: no line ;TENSOR{MARK};{MIN_MAX}[lo][hi]{unreadable}{file}")
     return Log(source, {name: (lo, highs[name]) for name, lo in lows.items()}, rejected)
 
 

@@ -13,6 +13,7 @@ from .decoding import load_json, load_toml
 from .ranges import Range, Rule, parse_rule
 
 ENTRIES = ("range", "rule", "float")
+TOML_FORM, JSON_FORM = '[tensors."name"]', '{"tensors": {"name": {"range": [0, 6]}}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def load_overrides(path: str | os.PathLike[str]) -> Overrides:
     is_json = Path(path).suffix.lower() == ".json"
     document = load_json(path, "file of overrides") if is_json else load_toml(path)
     try:
-        return Overrides(_tensors(document), name)
+        return Overrides(_tensors(document, JSON_FORM if is_json else TOML_FORM), name)
     except RequantError as error:
         raise RequantError(f"{name}: {error}") from error
 
@@ -126,13 +127,13 @@ def overrides_from_json(rows: Mapping[str, Any]) -> dict[str, Override]:
     return overrides
 
 
-def _tensors(document: object) -> dict[str, Override]:
-    """Read a whole document."""
+def _tensors(document: object, form: str) -> dict[str, Override]:
+    """Read a whole document; `form` shows in a message how an entry is written."""
     if not isinstance(document, dict):
         raise RequantError("expected an object with the entry 'tensors'")
     for key in document:
         if key != "tensors":
-            raise RequantError(f'unknown entry {key!r}; write a tensor as [tensors."name"]')
+            raise RequantError(f"unknown entry {key!r}; write a tensor as {form}")
     rows = document.get("tensors", {})
     if not isinstance(rows, dict):
         raise RequantError(f"'tensors' must be a table with tensor names as keys, not {type(rows).__name__}")

@@ -93,6 +93,9 @@ def _cannot_read(path: PathLike, error: Exception) -> RequantError:
             f"{path}: has a tensor of a map type, as ZipMap returns, which requant cannot read; "
             "export the model without it (skl2onnx: options={'zipmap': False})"
         )
+    if isinstance(inmost, ValueError) and "invalid literal for int()" in str(inmost):  # the only texts with numbers
+        text = str(inmost).partition(": ")[2][:80]
+        return RequantError(f"{path}: the offset or the length of external data is no number: {text}")
     return RequantError(f"{path}: not a valid ONNX model ({' '.join(str(inmost).split())[:200]})")
 
 

@@ -105,6 +105,10 @@ WRONG_JSON = {
         "'tensors.a.range[1]': the integer has more than 64 bits",
     ),
     "a tensor twice": ('{"tensors": {"a": {"float": true}, "a": {"float": true}}}', "'a' occurs twice"),
+    "no entry tensors": (
+        '{"a": {"float": true}}',
+        """'a'; write a tensor as {"tensors": {"name": {"range": [0, 6]}}}""",
+    ),
     "a list": ("[]", "expected an object with the entry 'tensors'"),
     "no JSON": ("{", "not a file of overrides: "),
 }

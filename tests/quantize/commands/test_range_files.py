@@ -229,7 +229,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, model: Path) -> None:
     (tmp_path / "r.json").write_text('{"schema": 1}')
     refused(tmp_path, arguments, "r.json: range file of schema 1; this program reads 2: calibrate again")
     (tmp_path / "r.json").write_bytes(b"")
-    refused(tmp_path, arguments, "r.json: no range in this log")
+    refused(tmp_path, arguments, "[lo][hi], and not a range file, a JSON object, either")
 
 
 # ---------------------------------------------------------------------------------------------------- shards

@@ -186,6 +186,18 @@ def test_external_data_that_is_not_beside_the_model_is_refused(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("key", "text"), [("offset", "abc"), ("length", "4 kB")])
+def test_a_place_of_external_data_that_is_no_number_is_named(tmp_path: Path, key: str, text: str) -> None:
+    (tmp_path / "weights.bin").write_bytes(bytes(4096))
+    proto = whole()
+    refer(tensors(proto)["w"], "weights.bin", 0, 4096)
+    for entry in tensors(proto)["w"].external_data:
+        entry.value = text if entry.key == key else entry.value
+    onnx.save(proto, tmp_path / "model.onnx")
+    with pytest.raises(RequantError, match=f"the offset or the length of external data is no number: '{text}'"):
+        load_model(tmp_path / "model.onnx")
+
+
 def test_external_data_inside_the_folder_is_read(
     tmp_path: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,9 @@ def test_a_refusal_has_the_reason_of_the_runtime(tmp_path: Path) -> None:
     why = refusal(path)
     assert "kernel channels: 3 group: 0" in why
     assert str(path) not in why
-    with pytest.raises(RequantError, match=r"no random inputs of these shapes; give data \(.*kernel channels: 3 group: 0"):
+    with pytest.raises(
+        RequantError, match=r"no random inputs of these shapes; give data \(.*kernel channels: 3 group: 0"
+    ):
         source_of_shapes(path, {"x": (1, 3, 8, 8)})
 
 
