@@ -308,7 +308,13 @@ def _optimised(path: str | os.PathLike[str], original: ir.Model, kept: Values, f
         entries["session.model_external_initializers_file_folder_path"] = os.fspath(source.folder.resolve())
     for option, value in {**entries, **kept}.items():
         set_option(options, option, value)
-    create_session(source.data, options, os.fspath(path))
+    try:
+        create_session(source.data, options, os.fspath(path))
+    except RequantError as error:
+        if "Failed to write" not in str(error):
+            raise
+        where = f"{folder.parent}: the runtime cannot write the weights of its graph here"
+        raise RequantError(f"{where}; is there space for a copy of the model?") from error
     return load_model(folder / "optimised.onnx")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -268,6 +269,28 @@ def test_any_program_fails_on_a_cpu_that_computes_otherwise(
 
 
 # ------------------------------------------------------------------------------------------------------- the refusals
+
+
+def test_weights_that_cannot_be_written_name_the_folder(tmp_path: Path) -> None:
+    """A limit of the sizes of files is the nearest thing to a full disk."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> wide (float[1, 64] x) => (float[1, 64] y)
+        <float[64, 64] w> { y = MatMul (x, w) }"""
+    proto = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(0).random((64, 64), np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    (tmp_path / "staged").mkdir()
+    model, before = load_model(tmp_path / "m.onnx"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # Python ignores the signal: writing fails
+    try:
+        with pytest.raises(RequantError) as caught:
+            compiling._optimised(tmp_path / "m.onnx", model, {}, tmp_path / "staged")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value) == (
+        f"{tmp_path}: the runtime cannot write the weights of its graph here; is there space for a copy of the model?"
+    )
+
 
 HERE = Target("1.31.1", "x86_64", ("avx2", "avx512_vnni"))
 
