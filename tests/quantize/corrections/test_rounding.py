@@ -132,10 +132,8 @@ def test_groups_are_solved_as_if_alone(problem: Problem) -> None:
     """Beside a group with the opposite residual, which changes other weights and may need more sweeps."""
     moments, exact, nearest, params = problem
     other = replace(moments, residual=-moments.residual)
-    both = Moments(
-        *(np.stack(each) for each in zip(*((m.columns, m.residual) for m in (moments, other)), strict=True)),
-        moments.rows,
-    )
+    columns, residual = np.stack([moments.columns] * 2), np.stack([moments.residual, other.residual])
+    both = Moments(columns, residual, moments.rows)
     found = solved((both, np.stack([exact, exact]), np.stack([nearest, nearest]), params))
     assert np.array_equal(found[0], solved(problem))
     assert np.array_equal(found[1], solved((other, exact, nearest, params)))
