@@ -20,12 +20,14 @@ from ...transforms.rewriter import add_initializer, names, remove_if_unread, rem
 from ...transforms.rewriter import replace as replace_value
 from .bent_lines import bent_lines_of
 from .call import Call, Results, Tensors, attributes_of
-from .calls import BIAS, CONVOLUTION, LINES, PAIR, RESIDUAL, WEIGHTS, Surroundings, X, Y, call_of
+from .calls import BIAS, CONVOLUTION, CURVE, LINES, PAIR, RESIDUAL, WEIGHTS, Surroundings, X, Y, call_of
 from .chains import copied, table_of
 from .curves import SEGMENTS, curve_of
 from .library import names_of
 from .nodes import native_node
 
+CURVED = frozenset({"Convolution", "GroupNormalization"})
+"""The operators that take a function of their result as a curve."""
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 UINT8 = ir.TensorType(ir.DataType.UINT8)
 
@@ -45,7 +47,8 @@ def wrap_units(
         units: Convolutions, pools, sums and products, and units that are functions of each element of one tensor, in
             order.
         shapes: Shapes of the float tensors by name.
-        join: Whether a convolution and what alone reads it, a sum or a function, become one call.
+        join: Whether a convolution and what alone reads it, a sum or a function, become one call; and a group norm and
+            a function.
         exact: Whether a call computes what its body computes. If not, joined calls round the sums only once, behind the
             function or the other sum: their results are not those of their bodies, but more accurate.
     """
@@ -81,10 +84,10 @@ def drop_inner_rounding(model: ir.Model, units: Iterable[Unit], shapes: Mapping[
     removed, taken = 0, names(model)
     for call in _calls(model, units, shapes, join=True, exact=False).values():
         grid = call.values.get("grid")
-        if call.operator != "Convolution" or (grid is None and len(call.tensors.places) == 1):
+        if grid is None and (call.operator != "Convolution" or len(call.tensors.places) == 1):
             continue
         # blocks of pixels are rounded in front of the convolution
-        after = next(place for place, node in enumerate(call.body) if node.op_type == "Conv")
+        after = next((place for place, node in enumerate(call.body) if node.op_type == "Conv"), 0)
         rounded = [node for node in call.body[after:-1] if node.op_type == "QuantizeLinear"]
         for node in rounded:
             value = node.inputs[0]
@@ -140,10 +143,10 @@ def _calls(
 
 
 def _joinable(calls: dict[ir.Value, Call], call: Call) -> list[ir.Value]:
-    """Return the results of convolutions that a call alone reads, the last one first."""
+    """Return the results of convolutions and group norms that a call alone reads, the last one first."""
     found = []
     for end in (end for end in reversed(calls) if end in call.computed):
-        images = calls[end].operator == "Convolution" and calls[end].tensors.shapes and call.tensors.shapes
+        images = calls[end].operator in CURVED and calls[end].tensors.shapes and call.tensors.shapes
         if images and not end.is_graph_output() and _read_inside(end, call):
             found.append(end)
     return found
@@ -156,40 +159,59 @@ def _read_inside(end: ir.Value, call: Call) -> bool:
     return all(node in call.body for node in (*pairs, *uses))
 
 
-def _joined(model: ir.Model, convolution: Call, end: ir.Value, call: Call, *, exact: bool) -> Call | None:
-    """Return a convolution and what reads its result as one call; None if they stay two.
+def _joined(model: ir.Model, first: Call, end: ir.Value, call: Call, *, exact: bool) -> Call | None:
+    """Return a convolution or a group norm and what reads its result as one call; None if they stay two.
 
     Args:
         model: The model.
-        convolution: The convolution.
+        first: The convolution or the group norm.
         end: Its result.
         call: What reads it.
         exact: As for `wrap_units`.
     """
     if call.chain is not None:
-        return _with_function(model, convolution, call, exact=exact)
-    if call.operator == "Add" and not exact:
-        return _with_sum(convolution, end, call)
+        return _with_function(model, first, call, exact=exact)
+    if call.operator == "Add" and first.operator == "Convolution" and not exact:
+        return _with_sum(first, end, call)
     return None
 
 
-def _with_function(model: ir.Model, convolution: Call, function: Call, *, exact: bool) -> Call | None:
-    """Return the call of a convolution with the function of its result behind it, as a curve or as a table.
+def _with_function(model: ir.Model, first: Call, function: Call, *, exact: bool) -> Call | None:
+    """Return the call of a convolution or a group norm with the function of its result behind it.
 
-    None if it has a curve already, or for a function of each channel: lines take no longer than a table behind it.
+    The function is a curve or, only behind a convolution, a table. None if the call has a curve already, or for a
+    function of each channel: lines take no longer than a table behind it.
     """
     chain = function.chain
     assert chain is not None  # it is a Table
-    if "curve" in convolution.values or chain.place is not None:
+    if "curve" in first.values or chain.place is not None:
         return None
-    clipped, body = convolution.values.get("table"), [*convolution.body, *function.body]
-    curve = None if exact or clipped is not None else curve_of(model, chain)
+    clipped, body = first.values.get("table"), [*first.body, *function.body]
+    curve = None if exact or clipped is not None or _is_bounded(first) else curve_of(model, chain)
     if curve is not None:
-        values = {"curve": curve.lines, "grid": curve.grid}
-    else:
+        first, values = _curved(first), {"curve": curve.lines, "grid": curve.grid}
+    elif "table" in first.names:
         table = table_of(model, chain)
         values = {"table": table if clipped is None else table[clipped]}
-    return replace(convolution, body=body, values={**convolution.values, **values})
+    else:
+        return None
+    return replace(first, body=body, values={**first.values, **values})
+
+
+def _curved(call: Call) -> Call:
+    """Return a call that has inputs for a curve; those that a group norm has not always are told by an attribute."""
+    if "curve" in call.names:
+        return call
+    assert call.anchor is not None
+    told = attributes_of({"curved": 1})
+    anchor = replace(call.anchor, beside=(*call.anchor.beside, *told))
+    return replace(call, names=(*call.names, *CURVE), attributes={**call.attributes, **told}, anchor=anchor)
+
+
+def _is_bounded(call: Call) -> bool:
+    """Return whether a group norm has absorbed a Relu or Clip that changes a result."""
+    bounds = [call.attributes[name].as_int() for name in ("least", "most") if name in call.attributes]
+    return bool(bounds) and bounds != [0, 255]
 
 
 def _with_sum(convolution: Call, end: ir.Value, total: Call) -> Call | None:

@@ -41,6 +41,10 @@ void release_memory(void* data, size_t bytes) {
 
 namespace {
 
+int16_t drawn_line(Random& random, int64_t i) {
+  return static_cast<int16_t>(i < kSegments ? draw(random, -3000, 18000) : draw(random, -INT16_MAX, INT16_MAX));
+}
+
 Convolution drawn(Random& random) {
   Convolution made;
   const bool depthwise = draw(random, 0, 2) == 0;
@@ -74,8 +78,7 @@ Convolution drawn(Random& random) {
   }
   const int64_t tables[] = {0, 256, 256 * made.outputs, 0}, kind = draw(random, 0, 3);
   for (int64_t i = tables[kind]; i > 0; --i) made.table.push_back(static_cast<uint8_t>(random()));
-  for (int64_t i = 0; kind == 3 && i < 2 * kSegments; ++i)
-    made.curve.push_back(static_cast<int16_t>(i < kSegments ? draw(random, -3000, 18000) : draw(random, -INT16_MAX, INT16_MAX)));
+  for (int64_t i = 0; kind == 3 && i < 2 * kSegments; ++i) made.curve.push_back(drawn_line(random, i));
   if (kind == 3)
     for (float& each : made.multiplier) each *= 200;
   made.offset = 100.0f * static_cast<float>(draw(random, -400, 400));
@@ -102,6 +105,14 @@ uint8_t clipped(float value, int zero) {
   return static_cast<uint8_t>(std::clamp(std::nearbyint(value) + static_cast<float>(zero), 0.0f, 255.0f));
 }
 
+// Returns what a curve makes of the place t.
+uint8_t curved(const std::vector<int16_t>& curve, double t) {
+  const int part = static_cast<int>(std::clamp(t, -32768.0, 32767.0)) + 0x8000, segment = part >> 10;
+  const int away = 64 * (part % 1024 - 512);
+  const int y = curve[segment] + ((curve[kSegments + segment] * away + 0x4000) >> 15);
+  return static_cast<uint8_t>(std::clamp(std::clamp(y, -0x8000, 0x7fff) >> kStepBits, 0, 255));
+}
+
 // Returns a result, from the sum with the bias and the residual.
 uint8_t result(const Convolution& conv, int64_t sum, float more, int64_t o) {
   const float real = static_cast<float>(sum);
@@ -109,11 +120,7 @@ uint8_t result(const Convolution& conv, int64_t sum, float more, int64_t o) {
     const uint8_t value = clipped(real * conv.multiplier[o] + more, conv.y_zero);
     return conv.table.empty() ? value : conv.table[(conv.table.size() > 256 ? 256 * o : 0) + value];
   }
-  const float t = std::nearbyint(std::fma(real, conv.multiplier[o], conv.offset) + more);
-  const int part = static_cast<int>(std::clamp(t, -32768.0f, 32767.0f)) + 0x8000, segment = part >> 10;
-  const int away = 64 * (part % 1024 - 512);
-  const int y = conv.curve[segment] + ((conv.curve[kSegments + segment] * away + 0x4000) >> 15);
-  return static_cast<uint8_t>(std::clamp(std::clamp(y, -0x8000, 0x7fff) >> kStepBits, 0, 255));
+  return curved(conv.curve, std::nearbyint(std::fma(real, conv.multiplier[o], conv.offset) + more));
 }
 
 void define(const Convolution& conv, const uint8_t* x, const uint8_t* residual, uint8_t* y, const Extent& extent) {
@@ -192,15 +199,23 @@ bool pairs_are_right(const Target& target, Random& random, Guarded& a) {
   return right;
 }
 
-// Returns whether an instruction set computes lines with a bend. Where a result is near to another integer it may be that one.
+// Returns whether an instruction set computes lines with a bend. Where a value is near to another integer it may be that one.
 bool lines_are_right(const Target& target, Random& random, Guarded& x) {
+  const bool curve = draw(random, 0, 1);
+  const double near = curve ? 1.0 / 32 : 1e-3;  // values in front of a curve are larger
   BentLines lines;
   lines.period = static_cast<size_t>(draw(random, 1, 150));
   lines.bend = static_cast<int>(draw(random, 0, 255));
   lines.least = static_cast<int>(draw(random, 0, 100));
   lines.most = static_cast<int>(draw(random, 100, 255));
   for (std::vector<float>* each : {&lines.below, &lines.above, &lines.level})
-    for (size_t i = 0; i < lines.period; ++i) each->push_back(0.01f * static_cast<float>(draw(random, -300, 300)));
+    for (size_t i = 0; i < lines.period + BentLines::kBehind; ++i)
+      each->push_back((curve ? 1.0f : 0.01f) * static_cast<float>(draw(random, -300, 300)));
+  if (curve) {
+    lines.least = INT16_MIN;
+    lines.most = INT16_MAX;
+    for (int64_t i = 0; i < 2 * kSegments; ++i) lines.curve.push_back(drawn_line(random, i));
+  }
   Guarded found(x.size());
   target.vectors.bend_lines(lines, x.data(), found.data(), x.size());
   for (size_t i = 0; i < x.size(); ++i) {
@@ -208,7 +223,9 @@ bool lines_are_right(const Target& target, Random& random, Guarded& x) {
     const double away = x.data()[i] - lines.bend;
     const double value = std::min(away, 0.0) * lines.below[c] + std::max(away, 0.0) * lines.above[c] + lines.level[c];
     const double bounded = std::clamp<double>(value, lines.least, lines.most);
-    if (std::abs(found.data()[i] - bounded) > 0.5 + 1e-3) return false;
+    const double low = std::nearbyint(bounded - near), high = std::nearbyint(bounded + near);
+    const auto is = [&](double t) { return found.data()[i] == (curve ? curved(lines.curve, t) : t); };
+    if (!is(low) && !is(high)) return false;
   }
   return true;
 }

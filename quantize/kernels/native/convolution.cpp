@@ -10,6 +10,7 @@
 #include "aligned.h"
 #include "operators.h"
 #include "requantization.h"
+#include "rounded.h"
 #include "target.h"
 #include "window.h"
 
@@ -39,21 +40,6 @@ void read_weights(const Constants& from, Convolution& made) {
   }
 }
 
-// Reads the curve, and returns the unit of the sums: a part of its segments; without a curve y_scale.
-float unit_of(const Constants& from, Convolution& made) {
-  const ort::Tensor curve = from.node.constant(kCurve);
-  if (!curve) return positive(from.scalar<float>(kYScale));
-  const ort::Tensor grid = from.tensor(kGrid);
-  require(curve.shape == std::vector<int64_t>{2, kSegments}, "the curve must be (2, 64)");
-  require(grid.size() == 2 && std::isfinite(grid.as<float>()[0]) && grid.as<float>()[1] > 0,
-          "the grid must be a beginning and a width");
-  made.curve.assign(curve.as<int16_t>(), curve.as<int16_t>() + curve.size());
-  for (int16_t each : made.curve) require(each > INT16_MIN, "the curve must be above -32768");
-  const float first = grid.as<float>()[0], unit = positive(grid.as<float>()[1] / (0x10000 / kSegments));
-  made.offset = -first / unit - 0x8000;
-  return unit;
-}
-
 void read_residual(const Constants& from, float unit, Convolution& made) {
   if (!from.node.constant(kResidualScale)) return;
   require(!made.depthwise(), "a depthwise convolution has no residual");
@@ -67,7 +53,10 @@ class ConvolutionOperator {
     const Constants constants{require, node};
     read_weights(constants, made_);
     read_window(node, made_);
-    const float unit = unit_of(constants, made_);
+    const Rounded rounded = Rounded::of(require, node, kYScale, kCurve, node.type(kCurve) != ort::kAny);
+    made_.curve = rounded.curve;
+    made_.offset = rounded.offset;
+    const float unit = rounded.unit;
     constants.read_sums(unit, made_);
     read_residual(constants, unit, made_);
     constants.read_table(made_);

@@ -1,16 +1,19 @@
 // GroupNormalization: each image and group of neighbouring channels is normalized by its own mean and variance; uint8 NHWC.
 //
-// Inputs: x, x_scale, x_zero_point, scale, B, y_scale, y_zero_point; all but x are constants. scale and B have a value for each
-// channel, the others have one. Attributes: `num_groups` and `epsilon`, and `least` and `most`, which clip the result.
+// Inputs: x, x_scale, x_zero_point, scale, B, y_scale, y_zero_point, curve, grid; all but x are constants. scale and B have a
+// value for each channel, the scales and zero points have one. Attributes: `num_groups` and `epsilon`, `least` and `most`,
+// which clip the result, and `curved`: whether there are a curve and a grid. Other nodes have constants of their bodies there.
 //
 //   y = clip(rint((x_scale * (x - mean) / sqrt(x_scale^2 * variance + epsilon) * scale + B) / y_scale) + y_zero_point,
 //            least, most)
 //
-// The mean and the variance are those of the integers x of a group; their sums are exact.
+// The mean and the variance are those of the integers x of a group; their sums are exact. The curve and the grid are those of a
+// Convolution: a function of the normalized value, in front of the rounding. Then least is 0 and most 255.
 #include <algorithm>
 #include <cmath>
 
 #include "operators.h"
+#include "rounded.h"
 #include "target.h"
 
 namespace requant {
@@ -23,8 +26,7 @@ class GroupNormalizationKernel {
   explicit GroupNormalizationKernel(const ort::Node& node)
       : target_(chosen()),
         x_scale_(positive(one<float>(require, node, 1))),
-        y_scale_(positive(one<float>(require, node, 5))),
-        y_zero_(static_cast<float>(one<uint8_t>(require, node, 6))),
+        rounded_(Rounded::of(require, node, 5, 7, node.attribute("curved", 0) != 0)),
         groups_(node.attribute("num_groups", 1)),
         epsilon_(node.real_attribute("epsilon", 1e-5f)),
         least_(byte_attribute(require, node, "least", 0)),
@@ -35,6 +37,13 @@ class GroupNormalizationKernel {
     require(groups_ > 0 && channels() % groups_ == 0, "num_groups must divide the channels");
     require(epsilon_ > 0 && std::isfinite(epsilon_), "epsilon must be positive");
     require(least_ <= most_, "least must not be above most");
+    if (rounded_.curve.empty()) {
+      rounded_.offset = static_cast<float>(one<uint8_t>(require, node, 6));
+    } else {
+      require(least_ == 0 && most_ == 255, "a curve has no bounds");
+      least_ = INT16_MIN;
+      most_ = INT16_MAX;
+    }
     together_ = filling(channels()) / channels();
   }
 
@@ -98,12 +107,13 @@ class GroupNormalizationKernel {
     lines.period = static_cast<size_t>(length);
     lines.least = least_;
     lines.most = most_;
-    for (std::vector<float>* each : {&lines.below, &lines.above, &lines.level}) each->resize(lines.period);
+    lines.curve = rounded_.curve;
+    for (std::vector<float>* each : {&lines.below, &lines.above, &lines.level}) each->resize(lines.period + BentLines::kBehind);
     for (int64_t first = 0; first < channels(); first += width) {
       const auto [mean, factor] = statistics(sums, parts, first, pixels * static_cast<double>(width));
       for (int64_t c = first; c < first + width; ++c) {
         const double slope = std::clamp(factor * scale_[static_cast<size_t>(c)], -kSteepest, kSteepest);
-        const double level = bias_[static_cast<size_t>(c)] / y_scale_ + y_zero_ - slope * mean;
+        const double level = bias_[static_cast<size_t>(c)] / rounded_.unit + rounded_.offset - slope * mean;
         for (size_t i = static_cast<size_t>(c); i < lines.period; i += scale_.size()) {
           lines.below[i] = lines.above[i] = static_cast<float>(slope);
           lines.level[i] = static_cast<float>(level);
@@ -129,11 +139,12 @@ class GroupNormalizationKernel {
         }
     const double mean = static_cast<double>(sum) / count, variance = static_cast<double>(squares) / count - mean * mean;
     if (variance <= 0) return {mean, 0};
-    return {mean, x_scale_ / (std::sqrt(variance * x_scale_ * x_scale_ + epsilon_) * y_scale_)};
+    return {mean, x_scale_ / (std::sqrt(variance * x_scale_ * x_scale_ + epsilon_) * rounded_.unit)};
   }
 
   const Target& target_;
-  float x_scale_, y_scale_, y_zero_;
+  float x_scale_;
+  Rounded rounded_;
   int64_t groups_;
   float epsilon_;
   int least_, most_;

@@ -49,6 +49,7 @@ class LinesKernel {
     const int64_t all = filling(channels_);
     for (std::vector<float>* each : {&lines_.below, &lines_.above, &lines_.level}) {
       for (int64_t i = 0; i < all; ++i) each->push_back(lines[i % channels_]);
+      each->resize(each->size() + BentLines::kBehind);
       lines += channels_;
     }
     lines_.period = static_cast<size_t>(all);

@@ -290,12 +290,15 @@ std::unique_ptr<ConvolutionKernel> with_few_outputs(Convolution made, int64_t la
 // several rows of an image at a time.
 std::unique_ptr<ConvolutionKernel> with_one_row(Convolution made, MakeConvolution make);
 
-// Lines by element, with a bend: y = clip(rint(below * min(x - bend, 0) + above * max(x - bend, 0) + level), least, most). They
-// repeat after `period` elements.
+// Lines by element, with a bend: v = clip(below * min(x - bend, 0) + above * max(x - bend, 0) + level, least, most). They repeat
+// after `period` elements. y = rint(v), or y is the curve of t = rint(v), as in a Convolution; then least and most are the bounds
+// of int16. The vectors hold `kBehind` further numbers, of any value: whole vectors are read.
 struct BentLines {
+  static constexpr size_t kBehind = 64;
   std::vector<float> below, above, level;
   size_t period = 0;
   int bend = 0, least = 0, most = 255;
+  std::vector<int16_t> curve;  // (2, kSegments) or empty
 };
 
 // The kernels that add no products of bytes.

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from requant.transforms.patterns.group_norms import find_group_norm, group_norm_
 
 from ...native import needs_library
 from .flow import check_alike, native_operators, quantized
-from .test_native import session
+from .test_native import load, session, through_curve
 
 Array = NDArray[Any]
 
@@ -67,14 +68,19 @@ class Case:
         return {"num_groups": self.groups, "epsilon": 1e-5, "least": self.bounds[0], "most": self.bounds[1]}
 
     @property
-    def defined(self) -> Array:
-        """What the operator rounds, in float64."""
+    def normalized(self) -> Array:
+        """The normalized image, in float64."""
         batch, height, width, _ = self.x.shape
         x = self.x.astype(np.float64).reshape(batch, height * width, self.groups, -1) * self.x_scale
         mean, variance = x.mean(axis=(1, 3), keepdims=True), x.var(axis=(1, 3), keepdims=True)
         normal = ((x - mean) / np.sqrt(variance + np.float32(1e-5))).reshape(self.x.shape)
-        exact = (normal * self.scale + self.shift) / self.y_scale + self.y_zero
-        bounded: Array = np.clip(exact, *self.bounds)
+        exact: Array = normal * self.scale + self.shift
+        return exact
+
+    @property
+    def defined(self) -> Array:
+        """What the operator rounds, in float64."""
+        bounded: Array = np.clip(self.normalized / self.y_scale + self.y_zero, *self.bounds)
         return bounded
 
 
@@ -106,6 +112,52 @@ def test_it_is_the_definition_rounded_once(case: Case) -> None:
     found = session("GroupNormalization", case.inputs, case.threads, **case.attributes).run(None, {"x": case.x})[0]
     assert found.shape == case.x.shape
     assert np.abs(found - case.defined).max() <= 0.5 + NEAR
+
+
+@needs_library
+@given(case=cases(), seed=st.integers(0, 99))
+def test_a_curve_is_a_function_of_what_is_not_rounded(case: Case, seed: int) -> None:
+    curve = np.random.default_rng(seed).integers([[-3000], [-32767]], [[18000], [32768]], (2, 64)).astype(np.int16)
+    width = np.float32(case.y_scale * 4)
+    grid = np.asarray([-case.y_zero / 4 * width, width], np.float32)
+    attributes: dict[str, Any] = {"num_groups": case.groups, "epsilon": 1e-5, "curved": 1}
+    opened = session("GroupNormalization", [*case.inputs, curve, grid], case.threads, **attributes)
+    found = opened.run(None, {"x": case.x})[0]
+    places = (case.normalized - grid[0]) / grid[1] * 1024 - 2**15
+    near = 256 * NEAR  # a step of the result is 256 places
+    either = [np.rint(places + away).clip(-(2**15), 2**15 - 1) for away in (-near, near)]
+    assert np.any([found == through_curve(curve, each) for each in either], axis=0).all()
+
+
+FURTHER: list[Array] = [np.zeros((2, 64), np.int16), np.ones(2, np.float32)]
+
+
+@needs_library
+def test_without_the_attribute_further_inputs_are_constants_of_the_body() -> None:
+    x, ones, one = np.zeros((1, 2, 3, 4), np.uint8), np.ones(4, np.float32), np.asarray(0.1, np.float32)
+    inputs: list[Array] = [x, one, zero(0), ones, ones, one, zero(0)]
+    for more in (FURTHER, [np.arange(3)]):
+        found = session("GroupNormalization", [*inputs, *more], **PLAIN).run(None, {"x": x})[0]
+        np.testing.assert_array_equal(found, np.full(x.shape, 10))
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("more", "attributes", "why"),
+    [
+        (FURTHER[:1], {}, "the curve must be int16, the grid float"),
+        ([np.zeros((2, 64), np.float32), FURTHER[1]], {}, "the curve must be int16, the grid float"),
+        ([np.zeros((2, 63), np.int16), FURTHER[1]], {}, "the curve must be .2, 64."),
+        ([FURTHER[0], np.zeros(2, np.float32)], {}, "the grid must be a beginning and a width"),
+        (FURTHER, {"least": 1}, "a curve has no bounds"),
+    ],
+    ids=str,
+)
+def test_it_refuses_other_curves(more: list[Array], attributes: dict[str, Any], why: str) -> None:
+    x, ones, one = np.zeros((1, 2, 3, 4), np.uint8), np.ones(4, np.float32), np.asarray(0.1, np.float32)
+    inputs: list[Array] = [x, one, zero(0), ones, ones, one, zero(0), *more]
+    with pytest.raises(Exception, match=why):
+        session("GroupNormalization", inputs, **PLAIN, curved=1, **attributes)
 
 
 @needs_library
@@ -262,7 +314,7 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
         net (float[N,8,10,12] x) => (float[N,8,10,12] y)
         <int64[3] g = {{0, 2, -1}}, int64[4] s = {{0, 8, 10, 12}}, float[2] ones2 = {{2, 3}}, float[2] zeros2 = {{1, 0}},
-         float low = {{-0.5}}, float high = {{0.7}}, float[N,8,10,12] b> {{
+         float low = {{-0.5}}, float high = {{0.7}}, float steep = {{90}}, float[N,8,10,12] b> {{
           [first] a = Conv<pads = [1, 1, 1, 1]>(x, v1)
           {request.param}
           [last] y = Conv<pads = [1, 1, 1, 1]>(b, v2)
@@ -282,6 +334,36 @@ def test_it_stands_between_native_convolutions_and_the_body_computes_the_same(mo
     assert native_operators(found) == ["Convolution", "GroupNormalization", "Convolution"]
     assert result.forms["u8->u8 native"] == 3
     check_alike(model, found)
+
+
+SILU = "b1 = Sigmoid(b0) b = Mul(b0, b1)"
+
+
+@needs_library
+@pytest.mark.parametrize("model", [f"{NORMS['instance'].replace('b =', 'b0 =')} {SILU}"], indirect=True)
+def test_a_function_behind_it_is_its_curve(model: Path) -> None:
+    _, found = quantized(model, kernels="native")
+    assert native_operators(found) == ["Convolution", "GroupNormalization", "Convolution"]
+    feed = {"x": np.load(model.with_name("data.npz"))["x"]}
+    here = load(found).run(None, feed)[0]
+    elsewhere, before = (
+        ort.InferenceSession(source).run(None, feed)[0] for source in (found.SerializeToString(), str(model))
+    )
+    assert np.square(before - here).mean() < np.square(before - elsewhere).mean()
+
+
+FUNCTIONS = {
+    "another reader": "b0 = InstanceNormalization(a, ones8, zeros8) b1 = Sigmoid(b0) b2 = Mul(b0, b1)"
+    " b3 = Conv<pads = [1, 1, 1, 1]>(b0, v1) b = Add(b2, b3)",
+    "too sharp for a curve": "b0 = InstanceNormalization(a, ones8, zeros8) b1 = Mul(b0, steep) b = Sigmoid(b1)",
+}
+
+
+@needs_library
+@pytest.mark.parametrize("model", FUNCTIONS.values(), ids=FUNCTIONS, indirect=True)
+def test_other_functions_stay_behind_it(model: Path) -> None:
+    _, found = quantized(model, kernels="native")
+    assert native_operators(found)[:3] == ["Convolution", "GroupNormalization", "Table"]
 
 
 @needs_library

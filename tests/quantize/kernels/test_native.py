@@ -219,10 +219,7 @@ class Case:
         if self.table == "curve":
             start = -given["grid"][0] / unit - np.float32(2**15)
             t = np.clip(np.rint(once(sums.astype(np.float32), multiplier, start) + more), -(2**15), 2**15 - 1)
-            segment, inside = np.divmod(t.astype(np.int64) + 2**15, 1024)
-            middle, slope = given["curve"].astype(np.int64)[:, segment]
-            line: Array = np.clip(middle + ((slope * (64 * (inside - 512)) + 2**14) >> 15), -(2**15), 2**15 - 1)
-            return (line >> 6).clip(0, 255).astype(np.uint8)
+            return through_curve(given["curve"], t)
         index = np.rint(sums.astype(np.float32) * multiplier + more) + y_zero
         y: Array = np.clip(index, 0, 255).astype(np.int64)
         table = given.get("table")
@@ -231,6 +228,14 @@ class Case:
         if table.ndim == 1:
             return np.asarray(table[y])
         return np.take_along_axis(table.T, y.reshape(-1, y.shape[-1]), 0).reshape(y.shape)
+
+
+def through_curve(curve: Array, places: Array) -> Array:
+    """Return the results of a curve, uint8, at places from -2^15 to 2^15 - 1."""
+    segment, inside = np.divmod(places.astype(np.int64) + 2**15, 1024)
+    middle, slope = curve.astype(np.int64)[:, segment]
+    line: Array = np.clip(middle + ((slope * (64 * (inside - 512)) + 2**14) >> 15), -(2**15), 2**15 - 1)
+    return (line >> 6).clip(0, 255).astype(np.uint8)
 
 
 def once(a: Array, b: Array, c: Array) -> Array:

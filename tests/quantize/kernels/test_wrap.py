@@ -27,6 +27,7 @@ from requant.quantize.kernels.library import kernels
 from requant.quantize.kernels.nodes import OMITTED
 from requant.quantize.kernels.wrap import drop_inner_rounding, wrap_units
 from requant.transforms.inline_functions import inline_functions
+from requant.transforms.int8.ops import GROUP_NORM
 from requant.transforms.int8.plan import Unit
 
 from ...native import needs_library, without_library
@@ -238,6 +239,49 @@ def test_pairs_at_which_joined_calls_do_not_round_are_dropped() -> None:
     difference = np.abs(outputs(without_library(plain), feed)[0] - outputs(with_library(joined), feed)[0])
     assert difference.max() <= 1.001 * float(CONSTANTS["p"])
     assert (difference > 0).mean() <= 2 * LARGEST  # a difference of LARGEST steps moves so many results to the next one
+
+
+NORMED = """g (float[N,3,9,8] x) => (float[N,3,9,8] y) {
+    q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)
+    [norm] c0 = InstanceNormalization(d, gains, shifts)  [clip] c = Clip(c0, low, high)
+    r = QuantizeLinear(c, p, m)  k = DequantizeLinear(r, p, m)
+    [sigmoid] f = Sigmoid(k)  g = QuantizeLinear(f, h, n8)  i = DequantizeLinear(g, h, n8)
+    [silu] j = Mul(k, i)
+    o = QuantizeLinear(j, p, m)  y0 = DequantizeLinear(o, p, m)
+    y = Conv(y0, eye)
+}"""
+NORM_UNITS = [Unit(name="norm", op=GROUP_NORM, nodes=("norm", "clip"), inputs=("x",), outputs=("c",)), UNITS[1]]
+NORM_SHAPES = dict.fromkeys("xcj", ("N", 3, 9, 8))
+GAINS = {
+    "gains": np.array([1, -2, 1.5], np.float32),
+    "shifts": np.array([0.5, 0, 1], np.float32),
+    "eye": np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1),
+    "low": np.asarray(-2, np.float32),  # below the least value of a byte
+    "high": np.asarray(20, np.float32),
+}
+
+
+@needs_library
+def test_a_group_norm_and_its_gate_become_one_call_that_rounds_once() -> None:
+    made, apart, plain = (model(NORMED, **GAINS) for _ in range(3))
+    feed = {"x": np.random.default_rng(1).normal(0, 1, (8, 3, 9, 8)).astype(np.float32)}
+    expected = outputs(without_library(made), feed)[0]
+    assert wrap_units(made, NORM_UNITS, NORM_SHAPES, join=True) == 1
+    assert wrap_units(apart, NORM_UNITS, NORM_SHAPES) == 2
+    assert drop_inner_rounding(plain, NORM_UNITS, NORM_SHAPES) == 2
+    onnx.checker.check_model(ir.to_proto(made), full_check=True)
+    assert [node.op_type for node in made.graph if node.domain] == ["GroupNormalization"]
+    assert [node.op_type for node in apart.graph if node.domain] == ["GroupNormalization", "Table"]
+    np.testing.assert_array_equal(outputs(without_library(made), feed)[0], expected)
+    once, fused = (outputs(session, feed)[0] for session in (without_library(plain), with_library(made)))
+    assert np.abs(once - fused).max() <= 1.001 * float(CONSTANTS["p"])
+    assert (once != fused).mean() <= 2 * LARGEST < (once != expected).mean()
+
+
+@needs_library
+def test_a_function_behind_bounds_stays_apart() -> None:
+    made = model(NORMED, **{**GAINS, "high": np.asarray(3, np.float32)})
+    assert wrap_units(made, NORM_UNITS, NORM_SHAPES, join=True) == 2
 
 
 POOL = """g (float[N,3,9,8] x) => (float[N,3,4,4] y) {
