@@ -121,7 +121,7 @@ def weights_alone(
         RequantError: The model fails on a sample.
     """
     nodes = nodes_by_name(model)
-    node_of = {str(nodes[name].outputs[0].name): name for name in sizes}
+    node_of = {next(str(each.name) for each in nodes[name].outputs if each.name): name for name in sizes}
 
     def opened(segment: Segment) -> Iterator[Opened]:
         for tensors in _within(segment.tensors, lambda tensor: sizes[node_of[tensor]], TOGETHER):

@@ -13,6 +13,7 @@ from ...transforms.int8.forms import lookups_of, with_lookups
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ...transforms.int8.qparams import QParams, Scheme, dequantize, quantize, symmetric_s8
+from ...transforms.int8.recurrent import STATES
 from ...transforms.int8.weights import WeightWriter, turned
 from ...transforms.int8.writer import Writer
 
@@ -67,7 +68,9 @@ def _static(node: ir.Node, unit: Unit, x: QParams, scheme: Scheme, writer: Weigh
 def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict[int, Array]:
     """Return the dequantized weights of a unit that reads float."""
     row, found = OPS[unit.op], {}
-    if row.native:  # attention has no weights, and nobody asks for those of recurrent operators
+    if unit.op in STATES:
+        return {index: _by_rows(node, index, unit, impl, writer) for index in (1, 2)}
+    if row.native:  # attention has no weights
         return {}
     if impl.in_blocks:
         values = writer.blocked(node, unit).values()
@@ -83,6 +86,16 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict
             params = writer.params(array, row.channel_axis(node) % array.ndim)
         found[index] = dequantize(quantize(array, params), params)
     return found
+
+
+def _by_rows(node: ir.Node, index: int, unit: Unit, impl: Impl, writer: WeightWriter) -> Array:
+    """Return the dequantized W or R (D, G H, K) of a GRU or LSTM: each row has its scale in all its forms."""
+    array = writer.array(node, index)
+    rows = array.reshape(-1, array.shape[-1])
+    params = writer.params(rows, 0)
+    if impl is Impl.DYNAMIC:
+        params = writer.within(unit, rows, params, 0)
+    return dequantize(quantize(rows, params), params).reshape(array.shape)
 
 
 def _is_integer(value: ir.Value | None) -> bool:

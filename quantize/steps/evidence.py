@@ -17,6 +17,7 @@ from ...calibration.samples import Sample
 from ...transforms.graph import constant
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
+from ...transforms.int8.recurrent import STATES
 from ..accuracy.given_choices import given_choices, with_choices
 from ..accuracy.logits import logits_of
 from ..accuracy.outputs import Accuracy
@@ -105,12 +106,13 @@ def evidence_of(
     of_forms = forms_alone(job, facts, rules, accuracy, seconds)
     of_weights = each_units_weights(job, ranges, candidate, accuracy, seconds)
     left = NOISE_LEFT if job.corrections >= ADJUSTING else 1.0
+    as_rounded = {unit.name for unit in rules.units if unit.op in STATES}  # nothing learns those of recurrent operators
     return Evidence(
         ruinous(sqnr_db, least_db),
         noise_powers(sqnr_db),
         {form: noise_powers(found) for form, found in of_forms.items()},
         {form: ruinous(found, least_db) for form, found in of_forms.items()},
-        {unit: left * power for unit, power in noise_powers(of_weights).items()},
+        {u: power * (1.0 if u in as_rounded else left) for u, power in noise_powers(of_weights).items()},
     )
 
 
@@ -209,7 +211,7 @@ def each_units_weights(
 
 
 def _has_weights(plan: Plan, unit: Unit, first: ir.Node) -> bool:
-    """Return whether a unit is a product with weights that are integers in a plan.
+    """Return whether a unit is a product, a GRU or an LSTM with weights that are integers in a plan.
 
     Args:
         plan: The plan.
@@ -217,7 +219,8 @@ def _has_weights(plan: Plan, unit: Unit, first: ir.Node) -> bool:
         first: Its first node.
     """
     row = OPS.get(unit.op)
-    if row is None or row.kind != "compute" or row.native or not plan.impl(unit).int8:
+    multiplies = row is not None and row.kind == "compute" and not row.native
+    if not (multiplies or unit.op in STATES) or not plan.impl(unit).int8:
         return False
     return constant(first.inputs[1]) is not None
 

@@ -132,3 +132,39 @@ def test_the_noise_before_a_softmax_does_not_depend_on_how_sure_the_classes_are(
     assert {name: sure[name] for name in "xab"} == pytest.approx({name: vague[name] for name in "xab"}, rel=0.01)
     # the channels of an image are balanced, those of rows are not
     assert sure["b"] == pytest.approx(gathered(tmp_path, TEXT).noise["b"], rel=0.1)
+
+
+GATES = {"GRU": 3, "LSTM": 4}
+
+
+def recurrent(folder: Path, op: str, outputs: str) -> Evidence:
+    """Return the evidence of two layers; a row of the first one's W has a huge weight for an input that is always 0."""
+    random, size = np.random.default_rng(0), 256
+    proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        net (float[6,N,24] x) => (float[1,N,{size}] h) {{
+          [flat] f = Mul(x, m)
+          [coarse] {outputs} = {op}<hidden_size = {size}>(f, w, r)
+          axis = Constant<value_ints = [1]>()
+          [one] s = Squeeze(a, axis)
+          [fine] b, h = {op}<hidden_size = {size}>(s, v, q)
+        }}""")
+    rows = GATES[op] * size
+    shapes = {"w": (1, rows, 24), "r": (1, rows, size), "v": (1, rows, size), "q": (1, rows, size)}
+    arrays = {name: random.normal(0, 0.06, shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays["w"][..., 0] = 8
+    arrays["m"] = np.array([0, *[1] * 23], np.float32)
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    onnx.save(proto, folder / "m.onnx")
+    samples = [{"x": random.normal(size=(6, 1, 24)).astype(np.float32)} for _ in range(6)]
+    job = prepare(folder / "m.onnx", samples, Options(), folder, silent)
+    return evidence.gather_evidence(job, find_ranges(job))
+
+
+@pytest.mark.parametrize("outputs", ["a", "a, c"])
+@pytest.mark.parametrize("op", [*GATES])
+def test_the_weights_of_recurrent_operators_are_tried_too(tmp_path: Path, op: str, outputs: str) -> None:
+    """Nothing learns them, so that all their noise counts, whatever the corrections are."""
+    found = recurrent(tmp_path, op, outputs).noise_of_weights
+    assert set(found) == {"coarse", "fine"}
+    assert found["fine"] < 1e-3
+    assert found["coarse"] > 1e-2
