@@ -300,7 +300,8 @@ def _by_error(
     """
     job, tried = sizes[0].bench.job, placement.tried
     most = QUICKER * tried.get(placement.chosen, 0.0)
-    refused = [name for name, why in placement.passed.items() if why == NOISE and tried[name] <= most]
+    passed = [name for name, why in placement.passed.items() if why == NOISE and name in candidates]  # no stock twin
+    refused = [name for name in passed if tried[name] <= most]
     before = error(best) if refused and not job.options.noise_weight else math.inf
     if not math.isfinite(before):
         return best, placement
@@ -312,8 +313,8 @@ def _by_error(
         return best, replace(placement, passed={**placement.passed, **dict.fromkeys(errors, MEASURED_NOISE)})
     found, last = _best(_without_price(sizes), {name: candidates[name]})
     faster = (each for each, ms in tried.items() if ms < last.tried[last.chosen])
-    passed = {each: MEASURED_NOISE if each in errors else placement.passed.get(each, NOISE) for each in faster}
-    return found, replace(last, tried={**tried, **last.tried}, passed={**passed, **last.passed})
+    reasons = {each: MEASURED_NOISE if each in errors else placement.passed.get(each, NOISE) for each in faster}
+    return found, replace(last, tried={**tried, **last.tried}, passed={**reasons, **last.passed})
 
 
 def _without_price(sizes: Sequence[Size]) -> list[Size]:

@@ -594,6 +594,17 @@ def test_the_error_of_a_faster_plan_is_measured(
     assert len(asked) == (2 if whole == 1.0 else 0)
 
 
+def test_the_stock_twin_of_the_best_plan_is_no_candidate_whose_error_is_measured(model: Path) -> None:
+    """It is timed beside the best plan alone, and its noise may rule it out: this ended with a traceback."""
+    job, facts, rules, write = begun(model, batch=1)
+    job = replace(job, options=replace(job.options, effort="medium"))
+    prices = Prices.of(Space.of(job, facts, rules, job.feed), Costs(Machine.here(1)), {})
+    sizes = [Size(1, Bench.of(job, prices.space, write, job.feed), Measured.of(prices))]
+    best, twin = write(rules), "cut 1, stock"
+    before = Placement("measured", 2.0, {twin: 1.0, "cut 1": 2.0}, chosen="cut 1", passed={twin: NOISE})
+    assert searching._by_error(sizes, {"cut 1": best}, best, before, lambda candidate: 0.02) == (best, before)
+
+
 @pytest.mark.parametrize(("slow", "kept"), [(1.0, ["all", "rules"]), (0.1, ["all", "cut 1", "rules"])])
 def test_slow_plans_far_from_the_fastest_one_are_not_timed(
     model: Path, monkeypatch: pytest.MonkeyPatch, slow: float, kept: list[str]
