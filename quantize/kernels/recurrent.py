@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import graph_of, made_by, nodes_by_name
+from ...transforms.graph import constant, graph_of, made_by, nodes_by_name
 from ...transforms.int8.existing import insert_product, zero_point_of
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Unit
@@ -30,6 +30,7 @@ def wrap_recurrent(model: ir.Model, units: Iterable[Unit]) -> int:
         The operator rounds each row of x and each state with ranges that it finds and multiplies integers; the body
         computes in float. Without the library the runtime computes the float weights of the body once, when it loads
         the model; it would run a DequantizeLinear each time.
+    The body of one whose input stays float reads w as it is, (D, G H, I) without scales and zero points.
     Left alone: those in bodies of control flow, those that have another form in the model, and other units.
 
     Args:
@@ -69,16 +70,19 @@ def _folded(pair: ir.Node, taken: set[str]) -> list[ir.Node]:
 
 
 def _call(node: ir.Node, taken: set[str]) -> Call | None:
-    """Return the call of the operator for a GRU or LSTM; None if its weights are not in int8."""
+    """Return the call of the operator for a GRU or LSTM; None if its weights of the state are not in int8."""
     states = STATES[node.op_type]
     found: list[tuple[ir.Node, ir.Node]] = []
-    for value in node.inputs[1:3]:
+    in_float = constant(node.inputs[1]) is not None
+    for value in node.inputs[2 if in_float else 1 : 3]:
         reshape = made_by(value, "Reshape")
         pair = None if reshape is None else made_by(reshape.inputs[0], "DequantizeLinear")
         if reshape is None or pair is None:
             return None
         found.append((pair, reshape))
     weights = [value for pair, _ in found for value in pair.inputs]  # before the model is changed
+    if in_float:
+        weights = [node.inputs[1], None, None, *weights]
     body = [each for pair, reshape in found for each in (*_folded(pair, taken), reshape)]
     given = [*node.inputs, *[None] * (STEADY + states)][: STEADY + states]
     values: dict[str, int | tuple[int, ...]] = {

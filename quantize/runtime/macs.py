@@ -57,10 +57,9 @@ def _recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
 
 
 def _native_recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """Each step of (T, N, ...) uses every int8 weight of w and r once; both have two dimensions."""
-    weights = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
-    stored = [each for each in weights if len(each.shape) == 2 and each.dtype is ir.DataType.INT8]
-    return math.prod(inputs[0][:2]) * sum(each.size for each in stored)
+    """Each step of (T, N, ...) uses every weight of w and r once; w may be float."""
+    weights = [v.const_value for v in (node.inputs[1], node.inputs[4]) if v is not None and v.const_value is not None]
+    return math.prod(inputs[0][:2]) * sum(each.size for each in weights)
 
 
 def _attention(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:

@@ -13,7 +13,7 @@ from ...transforms.int8.forms import lookups_of, with_lookups
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ...transforms.int8.qparams import QParams, Scheme, dequantize, quantize, symmetric_s8
-from ...transforms.int8.recurrent import STATES
+from ...transforms.int8.recurrent import STATES, keeps_input
 from ...transforms.int8.weights import WeightWriter, turned
 from ...transforms.int8.writer import Writer
 
@@ -69,7 +69,8 @@ def _stored(node: ir.Node, unit: Unit, impl: Impl, writer: WeightWriter) -> dict
     """Return the dequantized weights of a unit that reads float."""
     row, found = OPS[unit.op], {}
     if unit.op in STATES:
-        return {index: _by_rows(node, index, unit, impl, writer) for index in (1, 2)}
+        stored = (2,) if impl is Impl.DYNAMIC_NATIVE and keeps_input(node) else (1, 2)
+        return {index: _by_rows(node, index, unit, impl, writer) for index in stored}
     if row.native:  # attention has no weights
         return {}
     if impl.in_blocks:

@@ -23,6 +23,7 @@ from ...transforms.int8.forms import LEVELS, Lookup, lookup_rounding, lookups_of
 from ...transforms.int8.ops import GATE
 from ...transforms.int8.plan import Impl, Plan
 from ...transforms.int8.qparams import TINY, BlockForm, QParams, asymmetric_u8
+from ...transforms.int8.recurrent import keeps_input
 from ...transforms.int8.units import activations
 from ...transforms.rewriter import add_initializer, names, remove, unused_name
 
@@ -121,7 +122,7 @@ def taps_of(model: ir.Model, plan: Plan, qparams: Mapping[str, QParams]) -> dict
                 params = known[plan.root(tensor)] if tensor not in inside else known.get(tensor)
                 params = params or asymmetric_u8(0.0, 1.0)  # the range of a sigmoid
                 taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, params)
-        elif impl in ROUNDED and unit.op != "Gather":
+        elif impl in ROUNDED and unit.op != "Gather" and not (impl is Impl.DYNAMIC_NATIVE and keeps_input(first)):
             for tensor in unit.rounded:
                 taps[Switch(unit.name, tensor)] = Tap(values[tensor], _uses(readers, tensor), False, ROUNDED[impl])
     taken = {(id(node), index) for tap in taps.values() for node, index in tap.uses}

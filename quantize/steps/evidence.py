@@ -17,7 +17,7 @@ from ...calibration.samples import Sample
 from ...transforms.graph import constant
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
-from ...transforms.int8.recurrent import STATES
+from ...transforms.int8.recurrent import STATES, keeps_input
 from ..accuracy.given_choices import given_choices, with_choices
 from ..accuracy.logits import logits_of
 from ..accuracy.outputs import Accuracy
@@ -171,7 +171,21 @@ def forms_alone(
         readers = {name for unit in units for name in unit.readers}
         if tensors:
             found[form] = _tried(job, tensors, accuracy, seconds, partial(alone, readers=readers), TENSORS)
-    return found | {form: found[tried] for form, tried in TRIED_FOR.items() if tried in found}
+    kept = _kept_inputs(job, rules)
+    alike_forms = {form: found[tried] for form, tried in TRIED_FOR.items() if tried in found}
+    return found | {form: {t: db for t, db in known.items() if t not in kept} for form, known in alike_forms.items()}
+
+
+def _kept_inputs(job: Job, rules: Plan) -> set[str]:
+    """Return the tensors that only recurrent operators read whose native form does not round them (`keeps_input`)."""
+    home = {str(node.name): node for node in job.simple.graph}
+    kept = {
+        unit.name
+        for unit in rules.units
+        if unit.op in STATES and unit.nodes[0] in home and keeps_input(home[unit.nodes[0]])
+    }
+    inputs = {tensor for unit in rules.units if unit.name in kept for tensor in unit.rounded}
+    return inputs - {tensor for unit in rules.units if unit.name not in kept for tensor in unit.rounded}
 
 
 def each_units_weights(

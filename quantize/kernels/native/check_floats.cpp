@@ -320,6 +320,29 @@ bool gru_steps_are_right(const Target& target, Random& random) {
   return right;
 }
 
+// Returns whether an instruction set multiplies rows by a panel of floats.
+bool float_panels_are_right(const Target& target, Random& random) {
+  const int64_t rows = draw(random, 1, 11), inputs = draw(random, 1, 90), columns = draw(random, 1, kFloatPanel);
+  const int64_t step = columns + draw(random, 0, 40);
+  Guarded tensors[] = {Guarded(4 * inputs * kFloatPanel), Guarded(4 * kFloatPanel), Guarded(4 * rows * inputs),
+                       Guarded(4 * ((rows - 1) * step + columns))};
+  const auto at = [&](int index) { return reinterpret_cast<float*>(tensors[index].data()); };
+  const int64_t sizes[] = {inputs * kFloatPanel, kFloatPanel, rows * inputs};
+  for (int index = 0; index < 3; ++index)
+    for (int64_t i = 0; i < sizes[index]; ++i) at(index)[i] = static_cast<float>(static_cast<double>(random() >> 11) * 0x1p-51 - 2);
+  std::fill_n(at(3), (rows - 1) * step + columns, 5.0f);
+  target.vectors.multiply_floats({at(0), at(1), inputs, columns, step}, at(2), at(3), rows);
+  bool right = true;
+  for (int64_t i = 0; i < (rows - 1) * step + columns; ++i) {
+    const int64_t row = i / step, column = i % step;
+    double sum = 5;
+    for (int64_t k = 0; column < columns && k < inputs; ++k)
+      sum = (k ? sum : at(1)[column]) + static_cast<double>(at(2)[row * inputs + k]) * at(0)[k * kFloatPanel + column];
+    right = right && std::abs(at(3)[i] - sum) <= 0x1p-19 * static_cast<double>(inputs);
+  }
+  return right;
+}
+
 // Returns whether an instruction set computes the steps of an LSTM.
 bool lstm_steps_are_right(const Target& target, Random& random) {
   const int64_t size = draw(random, 1, 50);
@@ -378,7 +401,8 @@ bool softmaxes_are_right(const Target& target, Random& random) {
 
 bool floats_are_right(const Target& target, Random& random) {
   return matrices_are_right(target, random) && block_matrices_are_right(target, random) && attentions_are_right(target, random) &&
-         gru_steps_are_right(target, random) && lstm_steps_are_right(target, random) && softmaxes_are_right(target, random);
+         gru_steps_are_right(target, random) && lstm_steps_are_right(target, random) && float_panels_are_right(target, random) &&
+         softmaxes_are_right(target, random);
 }
 
 }  // namespace requant

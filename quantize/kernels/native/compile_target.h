@@ -6,6 +6,7 @@
 #include "dense.h"
 #include "depthwise.h"
 #include "few_queries.h"
+#include "float_panel.h"
 #include "gates.h"
 #include "interpolation.h"
 #include "lines.h"

@@ -65,7 +65,7 @@ struct GruOperator : Recurrent {
 std::vector<ort::CustomOp*> gru_operators() {
   using enum ort::ElementType;
   return named<GruOperator>(
-      "GRU", {kFloat, kInt8, kFloat, kInt8, kInt8, kFloat, kInt8, kFloat, kInt32, kFloat}, 7, {kFloat, kFloat});
+      "GRU", {kFloat, kAny, kFloat, kInt8, kInt8, kFloat, kInt8, kFloat, kInt32, kFloat}, 2, {kFloat, kFloat});
 }
 
 }  // namespace requant

@@ -43,7 +43,7 @@ struct LstmOperator : Recurrent {
 std::vector<ort::CustomOp*> lstm_operators() {
   using enum ort::ElementType;
   return named<LstmOperator>(
-      "LSTM", {kFloat, kInt8, kFloat, kInt8, kInt8, kFloat, kInt8, kFloat, kInt32, kFloat, kFloat}, 7, {kFloat, kFloat, kFloat});
+      "LSTM", {kFloat, kAny, kFloat, kInt8, kInt8, kFloat, kInt8, kFloat, kInt32, kFloat, kFloat}, 2, {kFloat, kFloat, kFloat});
 }
 
 }  // namespace requant

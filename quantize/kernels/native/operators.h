@@ -109,7 +109,8 @@ constexpr int kVersion = 2;
 // What the runtime asks of any operator. No kernel is known here, so that all operators share this code.
 //
 //   name: its name
-//   inputs: the element types; those from `required` on may be omitted. Further inputs are constants of the body.
+//   inputs: the element types, kAny for more than one; those from `required` on may be omitted. Further inputs are constants of
+//     the body.
 //   outputs: the element types of the results
 //
 // The runtime is told the first input alone, and that more follow: each session copies what it knows of each input of each
@@ -138,7 +139,7 @@ class Signature : public ort::CustomOp {
   void check(const ort::Node& node) const {
     for (size_t index = 0; index < inputs_.size(); ++index) {
       const ort::ElementType type = node.type(index);
-      if (type == inputs_[index] || (type == ort::kAny && index >= required_)) continue;
+      if (type == inputs_[index] || (type == ort::kAny ? index >= required_ : inputs_[index] == ort::kAny)) continue;
       throw ort::Failure(name_ + ": input " + std::to_string(index) + " must be a tensor of " + name_of(inputs_[index]));
     }
   }

@@ -18,6 +18,45 @@ Stored stored(const ort::Node& node, size_t index, const ort::Tensor& weights, c
   return {weights.as<int8_t>(), scale.as<float>(), weights.shape[1]};
 }
 
+// The product with some rows of a matrix of floats.
+class FloatRows final : public MatrixKernel {
+ public:
+  // w is (outputs, inputs).
+  FloatRows(const float* w, int64_t inputs, const std::vector<float>& bias)
+      : inputs_(inputs), outputs_(std::ssize(bias)), panels_(divided(outputs_, kFloatPanel)) {
+    weights_.assign(panels_ * inputs * kFloatPanel, 0);
+    bias_.assign(panels_ * kFloatPanel, 0);
+    for (int64_t o = 0; o < outputs_; ++o) {
+      bias_[o] = bias[o];
+      float* const to = &weights_[o / kFloatPanel * inputs * kFloatPanel + o % kFloatPanel];
+      for (int64_t i = 0; i < inputs; ++i) to[i * kFloatPanel] = w[o * inputs + i];
+    }
+  }
+
+  void run(const float* x, const float*, float* y, int64_t rows, const Parallel& parallel) const override {
+    const int64_t tasks = std::clamp<int64_t>(rows * inputs_ * outputs_ / kWork, 1, panels_), some = divided(panels_, tasks);
+    parallel(static_cast<size_t>(divided(panels_, some)), [&](size_t index) {
+      const int64_t first = static_cast<int64_t>(index) * some;
+      for (int64_t panel = first; panel < std::min(first + some, panels_); ++panel) {
+        const int64_t at = panel * kFloatPanel;
+        vectors_.multiply_floats({.weights = &weights_[at * inputs_],
+                                  .bias = &bias_[at],
+                                  .inputs = inputs_,
+                                  .columns = std::min(kFloatPanel, outputs_ - at),
+                                  .step = outputs_},
+                                 x, y + at, rows);
+      }
+    });
+  }
+
+ private:
+  static constexpr int64_t kWork = 1 << 20;  // products of one task, about
+
+  const VectorKernels& vectors_ = chosen().vectors;  // to choose takes longer than a panel
+  int64_t inputs_, outputs_, panels_;
+  Aligned<float> weights_, bias_;
+};
+
 }  // namespace
 
 Matrix rows_of(const Stored& from, int64_t first, int64_t count) {
@@ -40,28 +79,43 @@ Recurrent::Recurrent(const ort::Node& node, const Kind& kind) : kind_(kind), cou
   const ort::Tensor w = node.constant(kW), r = node.constant(kR), bias = node.constant(kBias);
   const auto directions = std::ssize(backward);
   require(directions == 1 || directions == 2, "backward must have one or two numbers");
-  require(w && r && w.shape.size() == 2 && r.shape.size() == 2 && std::min(w.size(), r.size()) > 0,
+  const bool in_float = node.type(kW) == ort::kFloat;
+  require(in_float || node.type(kW) == ort::kInt8, "w must be a tensor of int8 or float");
+  require(r && w.shape.size() == (in_float ? 3 : 2) && r.shape.size() == 2 && std::min(w.size(), r.size()) > 0,
           "w and r must be matrices of constants");
-  inputs_ = w.shape[1];
+  inputs_ = w.shape.back();
   size_ = r.shape[1];
   const int64_t rows = kind_.gates * size_;
-  require(w.shape[0] == directions * rows && r.shape[0] == w.shape[0], "w and r must have a row for each gate of a value");
+  require(w.size() == directions * rows * inputs_ && r.shape[0] == directions * rows,
+          "w and r must have a row for each gate of a value");
   require(!bias || bias.size() == directions * 2 * rows, "B must have two values for each row of w");
-  const Stored input = stored(node, kW, w, require), state = stored(node, kR, r, require);
+  const Stored state = stored(node, kR, r, require);
+  Input input{{nullptr, nullptr, inputs_}, in_float ? w.as<float>() : nullptr, nullptr};
+  if (!in_float) input.stored = stored(node, kW, w, require);
   for (int64_t direction = 0; direction < directions; ++direction) {
-    const float* const added = bias ? bias.as<float>() + direction * 2 * rows : nullptr;
-    add(node, input, {state, direction * rows, size_, added ? added + rows : nullptr, nullptr}, added, backward[direction] != 0);
+    input.bias = bias ? bias.as<float>() + direction * 2 * rows : nullptr;
+    const float* const of_state = input.bias ? input.bias + rows : nullptr;
+    add(node, input, {state, direction * rows, size_, of_state, nullptr}, backward[direction] != 0);
   }
 }
 
-void Recurrent::add(const ort::Node& node, const Stored& w, const Direction& direction, const float* bias, bool backward) {
-  Matrix input = rows_of(w, direction.first, kind_.gates * size_);
-  if (bias != nullptr) std::copy_n(bias, input.outputs, input.bias.begin());
+void Recurrent::add(const ort::Node& node, const Input& w, const Direction& direction, bool backward) {
+  const int64_t rows = kind_.gates * size_;
+  std::vector<float> bias(rows);
+  if (w.bias != nullptr) std::copy_n(w.bias, rows, bias.begin());
   Direction of_state = direction;
-  of_state.bias = input.bias.data();
+  of_state.bias = bias.data();
   auto cell = kind_.cell(node, of_state);
-  kind_.require(input.fits(), "w has too many columns");
-  parts_.push_back({chosen().matrix(std::move(input)), std::move(cell), backward});
+  std::unique_ptr<MatrixKernel> product;
+  if (w.floats != nullptr) {
+    product = std::make_unique<FloatRows>(w.floats + direction.first * inputs_, inputs_, bias);
+  } else {
+    Matrix input = rows_of(w.stored, direction.first, rows);
+    input.bias = std::move(bias);
+    kind_.require(input.fits(), "w has too many columns");
+    product = chosen().matrix(std::move(input));
+  }
+  parts_.push_back({std::move(product), std::move(cell), backward});
 }
 
 // Returns a first state; empty if there is none.

@@ -2,9 +2,10 @@
 //
 // Inputs: x (steps, items, inputs), w, w_scale, w_zero_point, r, r_scale, r_zero_point, B, lengths, start; an LSTM has one more,
 // cell. w is (directions * gates * size, inputs) and r (directions * gates * size, size), int8 with a scale for each row;
-// the zero points are 0. B is (directions, 2 * gates * size), lengths int32 (items,), and both starts are (directions, items,
-// size); each of these may be missing. w, r, their scales and zero points, and B are constants. The attribute `backward` has a 1
-// for each direction that begins with the last step.
+// the zero points are 0. w may have floats (directions, gates * size, inputs) instead, without scales and zero points; then the
+// input is not rounded, and its product is that of floats. B is (directions, 2 * gates * size), lengths int32 (items,), and both
+// starts are (directions, items, size); each of these may be missing. w, r, their scales and zero points, and B are constants.
+// The attribute `backward` has a 1 for each direction that begins with the last step.
 //
 // Results: y (steps, directions, items, size), and the last states (directions, items, size); an LSTM has the last cells too.
 // From the length of its sequence on, y of an item is 0. A direction that begins with the last step begins at the item's own end.
@@ -25,6 +26,13 @@ struct Stored {
 
 // Returns some rows as a matrix whose biases are 0.
 Matrix rows_of(const Stored& from, int64_t first, int64_t count);
+
+// Weights of the input, and their biases: in integers, or in float.
+struct Input {
+  Stored stored;
+  const float* floats;  // null for integers
+  const float* bias;    // of a direction; null without B
+};
 
 // One step of some items.
 struct Step {
@@ -84,7 +92,7 @@ class Recurrent {
     const int32_t* lengths;
   };
 
-  void add(const ort::Node& node, const Stored& w, const Direction& direction, const float* bias, bool backward);
+  void add(const ort::Node& node, const Input& w, const Direction& direction, bool backward);
   ort::Tensor state_of(const ort::Run& run, size_t index, int64_t items) const;
   const int32_t* lengths_of(const ort::Tensor& lengths, int64_t steps, int64_t items) const;
   void run(const Part& part, const Sequence& sequence, const Parallel& parallel) const;

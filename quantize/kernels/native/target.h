@@ -151,6 +151,15 @@ class MatrixKernel {
   virtual void run(const float* x, const float* residual, float* y, int64_t rows, const Parallel& parallel) const = 0;
 };
 
+// Neighbouring columns of a constant matrix of floats, whose product with a row is bias + sum x[i] * weights[i, c].
+struct FloatPanel {
+  const float* weights;             // (inputs, kFloatPanel), with 0 behind the last column
+  const float* bias;                // (kFloatPanel,)
+  int64_t inputs, columns, step;    // `step` floats lie between two rows of the result
+};
+
+constexpr int64_t kFloatPanel = 32;  // columns, at most
+
 // What the next state of an item is made of, in a GRU with `size` values. x are the products of the input for z, r and n, side by
 // side, and h those of the state for z and r. `last` is the product of the state for n; if the reset gate comes first, it is the
 // product of r times the state.
@@ -309,6 +318,8 @@ struct VectorKernels {
   void (*reset_state)(const GruStep& step, float* kept);
   void (*next_state)(const GruStep& step, float* after);
   void (*next_cell)(const LstmStep& step, float* after);
+  // y = the product of rows x (rows, inputs) and a panel.
+  void (*multiply_floats)(const FloatPanel& panel, const float* x, float* y, int64_t rows);
   // to[i] = table[from[i]]; `to` may be `from`.
   void (*lookup)(const uint8_t* from, uint8_t* to, size_t count, const uint8_t* table);
   // Computes y from `count` elements of a and `period` of b, which stand for each `period` elements of a.

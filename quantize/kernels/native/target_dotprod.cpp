@@ -12,8 +12,8 @@ namespace requant {
 
 extern const VectorKernels vectors_dotprod;
 constinit const VectorKernels vectors_dotprod = {
-    dotprod::normalize, dotprod::reset_state, dotprod::next_state, dotprod::next_cell, dotprod::look_up,
-    dotprod::combine, dotprod::mean_windows, dotprod::max_windows, dotprod::quantize_pixels, dotprod::interpolate,
+    dotprod::normalize, dotprod::reset_state, dotprod::next_state, dotprod::next_cell, dotprod::multiply_floats,
+    dotprod::look_up, dotprod::combine, dotprod::mean_windows, dotprod::max_windows, dotprod::quantize_pixels, dotprod::interpolate,
     dotprod::softmax, dotprod::softmax_of_bytes, dotprod::bend_lines, dotprod::add_moments, dotprod::attend_few,
     dotprod::round_row_evenly, dotprod::greatest_seen};
 

@@ -11,8 +11,8 @@ namespace requant {
 
 extern const VectorKernels vectors_portable;
 constinit const VectorKernels vectors_portable = {
-    portable::normalize, portable::reset_state, portable::next_state, portable::next_cell, portable::look_up,
-    portable::combine, portable::mean_windows, portable::max_windows, portable::quantize_pixels, portable::interpolate,
+    portable::normalize, portable::reset_state, portable::next_state, portable::next_cell, portable::multiply_floats,
+    portable::look_up, portable::combine, portable::mean_windows, portable::max_windows, portable::quantize_pixels, portable::interpolate,
     portable::softmax, portable::softmax_of_bytes, portable::bend_lines, portable::add_moments, portable::attend_few,
     portable::round_row_evenly, portable::greatest_seen};
 

@@ -26,7 +26,7 @@ from requant.quantize.gate.layers import layers_of
 from requant.quantize.kernels.recurrent import wrap_recurrent
 from requant.quantize.runtime.macs import multiply_accumulates
 from requant.transforms.int8.qparams import Scheme
-from requant.transforms.int8.recurrent import BACKWARD, STATES, to_int8_recurrent
+from requant.transforms.int8.recurrent import BACKWARD, FEW_INPUTS, STATES, keeps_input, to_int8_recurrent
 from requant.transforms.int8.units import units
 from requant.transforms.int8.weights import WeightWriter
 from requant.transforms.int8.writer import Writer
@@ -98,7 +98,8 @@ def wrapped(proto: onnx.ModelProto) -> onnx.ModelProto:
     model = ir.from_proto(proto)
     (unit,) = units(model.graph)
     writer = WeightWriter(Writer.of(model, Scheme()), Scheme().weight_params)
-    assert to_int8_recurrent(model.graph[0], writer) == 2
+    count = 1 if keeps_input(model.graph[0]) else 2
+    assert to_int8_recurrent(model.graph[0], writer) == count
     assert wrap_recurrent(model, [unit]) == 1
     made = ir.to_proto(model)
     onnx.checker.check_model(made, full_check=True)
@@ -150,14 +151,20 @@ class Definition:
     def of(cls, net: Net, proto: onnx.ModelProto, direction: int) -> Definition:
         arrays = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
         rows = GATES[net.op] * net.sizes[1]
-        stored = {name: arrays[f"{name}/int8"] * arrays[f"{name}/scale"].astype(np.float64)[:, None] for name in "wr"}
+        stored = {
+            name: arrays[f"{name}/int8"] * arrays[f"{name}/scale"].astype(np.float64)[:, None]
+            if f"{name}/int8" in arrays
+            else arrays[name].astype(np.float64)
+            for name in "wr"
+        }
         w, r = (stored[name].reshape(-1, rows, stored[name].shape[-1])[direction].T for name in "wr")
         bias = arrays["b"][direction].astype(np.float64) if net.bias else np.zeros(2 * rows)
         return cls(net, w, r, *bias.reshape(2, rows))
 
     def next(self, x: Array, before: Array, cell: Array) -> tuple[Array, Array]:
         """Return the states and cells of some items behind one step."""
-        p = rounded(x) @ self.w + self.of_input
+        few = FEW_INPUTS * self.net.sizes[0] <= self.net.sizes[1]
+        p = (x if few else rounded(x)) @ self.w + self.of_input
         return self._lstm(p, before, cell) if self.net.op == "LSTM" else (self._gru(p, before), cell)
 
     def _lstm(self, p: Array, before: Array, cell: Array) -> tuple[Array, Array]:
@@ -327,6 +334,37 @@ def test_the_function_has_the_standard_form(op: str) -> None:
         f"{', '.join(results)} = {op}(x, t3, t7, B, lengths, {', '.join(starts)})",
     ]
     assert [*function.output] == results
+
+
+@pytest.mark.parametrize("way", ["forward", "bidirectional"])
+@pytest.mark.parametrize("op", [*STATES])
+def test_an_input_of_few_values_stays_float(op: str, way: str) -> None:
+    """Its noise is gone: one value of each row is far larger than the others."""
+    net = Net(op, way, sizes=(8, 32), start=False)
+    proto = net.model()
+    feed = feed_of(proto, 9, 4, 7)
+    feed["x"][..., 0] *= 500
+    w = next(each for each in proto.graph.initializer if each.name == "w")
+    array = numpy_helper.to_array(w).copy()
+    array[..., 0] /= 500
+    w.CopyFrom(numpy_helper.from_array(array, "w"))
+    made = wrapped(proto)
+    call, (function,) = made.graph.node[0], made.functions
+    assert call.input[1] == "w"
+    assert call.input[2] == call.input[3]  # what stands for omitted inputs
+    found = [f"{n.op_type}({', '.join(n.input)})" for n in function.node]
+    assert found[-1].startswith(f"{op}(x, w, t3, B")
+    expected = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
+    for session in (ort.InferenceSession(made.SerializeToString()), open_session(made.SerializeToString())):
+        for before, after in zip(expected, session.run(None, feed), strict=True):
+            assert np.square(after - before).mean() < 1e-4
+    model = ir.from_proto(made)
+    shapes = [(9, 4, 8)], [(9, len(BACKWARD[way]), 4, 32)]
+    assert multiply_accumulates(f"ai.requant.{op}", model.graph[0], *shapes) == 36 * len(BACKWARD[way]) * (
+        GATES[op] * 32 * (8 + 32)
+    )
+    (layer,) = layers_of(model).values()
+    assert {"weight", "bias", "recurrence", "recurrence scale"} <= {*layer.constants}
 
 
 @pytest.mark.parametrize("op", [*STATES])
