@@ -225,7 +225,7 @@ class Depthwise final : public ConvolutionKernel {
           }
         switch (rows_) {
           case 1: compute_rows<1>(some, block); break;
-          case 2: compute_rows<2>(some, block); break;
+          case 2: compute_rows<std::min(2, kTogether)>(some, block); break;
           default: compute_rows<kTogether>(some, block);
         }
       }

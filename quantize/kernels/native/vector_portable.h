@@ -12,7 +12,7 @@ constexpr int kLanes = 4;           // int32 of one vector
 constexpr int kBytes = 4 * kLanes;  // bytes of one vector
 constexpr int kPanelVectors = 2;    // the most vectors of output channels that share a load of x
 constexpr int panel_rows(int) { return 1; }  // pixels that share a load of their weights; more would fill the library
-constexpr int kTogether = 2;                 // the most rows of a depthwise convolution that share a transposition
+constexpr int kTogether = 1;                 // rows of a depthwise convolution that share a transposition; as above
 constexpr bool kSlides = false;              // whether three transposed columns fit in the registers of a depthwise kernel
 constexpr int kOffset = 0;                   // what `dot` subtracts from each x
 constexpr bool kHasNarrow = false;           // whether `dot_narrow` is faster than `dot`
