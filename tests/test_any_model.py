@@ -534,7 +534,7 @@ def test_an_int8_model_that_is_not_timed_leaves_the_float_one(
     assert not result.forms
 
 
-def test_a_model_without_ruinous_tensors_that_does_not_run_is_not_taken(
+def test_a_model_ruinous_in_float_tensors_that_does_not_run_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Accuracy | None] = []
