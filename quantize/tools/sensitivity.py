@@ -24,7 +24,7 @@ from ...calibration.samples import Sample
 from ...calibration.session import LARGE
 from ...calibration.sources import DataSource, Source
 from ...system.given import check_function, check_kind, names_of, or_default, whole
-from ...transforms.graph import nodes_by_name
+from ...transforms.graph import nodes_by_name, plain_shape
 from ...transforms.inference import inferred
 from ...transforms.int8.plan import Plan
 from ..accuracy.choices import GIVEN_NOTE, Reader
@@ -320,9 +320,18 @@ def _observed(job: Job, source: Source, *, fresh: bool) -> Observations:
 
 
 def _axes(model: ir.Model) -> dict[str, int]:
-    """Return the channel axis of each tensor of the main graph with channels: 1 for feature maps, else the last."""
-    ranks = {name: len(value.shape) for name, value in inferred(model).items() if value.shape is not None}
-    return {name: 1 if rank > 3 else -1 for name, rank in ranks.items() if rank > 1}
+    """Return the channel axis of each tensor of the main graph with channels: 1 for feature maps, else the last.
+
+    An axis counts only if its inferred length is a number: one of free length holds no channels, and may have another
+    length in each run.
+    """
+    axes = {}
+    for name, value in inferred(model).items():
+        shape = plain_shape(value) or ()
+        axis = 1 if len(shape) > 3 else -1
+        if len(shape) > 1 and isinstance(shape[axis], int):
+            axes[name] = axis
+    return axes
 
 
 def _ranges(job: Job, source: Source, seen: Observations) -> TensorRanges:

@@ -336,6 +336,27 @@ def test_integers_are_told_by_what_they_are_chosen_from(tmp_path: Path) -> None:
     assert 20 < found.sqnr_db < 60
 
 
+def test_an_axis_of_free_length_holds_no_channels(tmp_path: Path) -> None:
+    """Rows of images of several widths, moved to where channels are, and the last axis of another tensor."""
+    proto = build(
+        """net (float[1,8,n,16] x) => (float[1,n,8,16] y, float[1,8,16,n] z) {
+          c = Conv<pads = [1, 1, 1, 1]>(x, w)
+          t = Transpose<perm = [0, 2, 1, 3]>(c)
+          u = Relu(t)
+          y = MatMul(u, v)
+          last = Transpose<perm = [0, 1, 3, 2]>(c)
+          z = MatMul(v, last)
+        }""",
+        w=weights(8, 8, 3, 3),
+        v=weights(16, 16, seed=1),
+    )
+    onnx.save(proto, tmp_path / "rows.onnx")
+    lengths = [20, 24, 20, 28]
+    found = measure_sensitivity(tmp_path / "rows.onnx", [feeds(1, 1, 8, length, 16)[0] for length in lengths])
+    assert {row.name for row in found.tensors} >= {"x", "u"}
+    assert 20 < found.sqnr_db < 60
+
+
 @pytest.mark.parametrize("what", ["data", "calibration", "weights"])
 def test_what_is_kept_is_not_of_other_things(chain: Path, what: str) -> None:
     data = feeds(4, 1, CHANNELS, 8, 8)
