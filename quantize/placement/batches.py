@@ -22,6 +22,10 @@ RULES = f"gains less than {1 - CLEAR:.0%} over the plan by rules"
 CLOCK = "gains less than the error of the clock, and has more noise"
 """Why a plan with less time is not chosen."""
 
+PRICED = ", with the price of its noise"
+"""What is said besides where noise costs time: the gain is less than that of the times that are shown."""
+CLOCK_PRICED = f"gains less than the error of the clock{PRICED}"
+
 Times = Mapping[str, float]
 """The time of each plan at one batch size, by name."""
 
@@ -80,9 +84,12 @@ def passed(tried: Times, worth: Times, chosen: str, native: Collection[str] = ()
     def reason(name: str) -> str:
         if worth[name] >= worth[chosen]:
             return NOISE
+        costs = tried[chosen] * worth[name] > tried[name] * worth[chosen]
         if name in native and chosen not in native and worth[chosen] < GAIN * worth[name]:
-            return NATIVE
-        return RULES if chosen == BY_RULES and worth[name] > CLEAR * worth[BY_RULES] else CLOCK
+            return f"{NATIVE}{PRICED if costs else ''}"
+        if chosen == BY_RULES and worth[name] > CLEAR * worth[BY_RULES]:
+            return f"{RULES}{PRICED if costs else ''}"
+        return CLOCK_PRICED if costs else CLOCK
 
     return {name: reason(name) for name, ms in tried.items() if ms < tried[chosen]}
 

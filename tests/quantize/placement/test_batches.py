@@ -210,15 +210,23 @@ def test_one_batch_size_has_no_rows() -> None:
     ("worth", "chosen", "why"),
     [
         ({"rules": 1.0, "cut": 1.2}, "rules", module.NOISE),
-        ({"rules": 1.0, "cut": 0.995}, "rules", module.RULES),
-        ({"all": 1.0, "cut": 0.99}, "all", module.NATIVE),
+        ({"rules": 1.0, "cut": 0.995}, "rules", module.RULES + module.PRICED),
+        ({"all": 1.0, "cut": 0.99}, "all", module.NATIVE + module.PRICED),
+        ({"all": 1.0, "cut": 0.95}, "all", module.CLOCK_PRICED),
         ({"all": 1.0, "cut": 0.9}, "all", module.CLOCK),
         ({"all": 1.0, "cut": 0.9}, "cut", None),
     ],
 )
 def test_a_plan_that_is_passed_over_has_its_own_reason(worth: dict[str, float], chosen: str, why: str | None) -> None:
+    """The times that are shown have no price: a reason that holds for priced times alone says so."""
     tried = {name: 0.9 if name == "cut" else 1.0 for name in worth}
     assert passed(tried, worth, chosen, {"cut"} if "all" in worth else ()) == ({} if why is None else {"cut": why})
+
+
+@pytest.mark.parametrize(("time", "why"), [(0.995, module.RULES), (0.9, module.CLOCK)])
+def test_where_noise_has_no_price_no_reason_speaks_of_one(time: float, why: str) -> None:
+    times = {"rules": 1.0, "cut": time}
+    assert passed(times, times, "rules") == {"cut": why}
 
 
 @pytest.mark.parametrize(
