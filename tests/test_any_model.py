@@ -293,6 +293,19 @@ def test_dynamic_needs_no_data(tmp_path: Path) -> None:
     assert result.data == "random inputs (x [1, 64])"
 
 
+def test_why_a_model_runs_on_no_random_inputs_is_told(tmp_path: Path) -> None:
+    body = """net (float[N,M] x) => (float[7,K] y) {
+      rows = Reshape(x, shape)
+      y = MatMul(rows, w)
+    }"""
+    model = written(tmp_path, body, shape=np.array([7, 11], np.int64), w=(11, 16))
+    result = quantized(model, None, selection=Selection(strategy=Strategy.DYNAMIC))
+    (told,) = (note for note in result.notes if note.startswith("not measured"))
+    assert told.startswith("not measured: the model runs on no random inputs; give data (Non-zero status code")
+    assert "cannot be reshaped to the requested shape" in told
+    assert str(model) not in told
+
+
 def test_without_data_there_are_no_ranges(tmp_path: Path) -> None:
     model = written(tmp_path, DENSE, **DENSE_WEIGHTS)
     with pytest.raises(RequantError, match=r"model\.onnx: no data: give a sample"):

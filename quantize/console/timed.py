@@ -9,6 +9,7 @@ from rich.table import Table
 from ..kernels.library import Kernels
 from ..model.files import size_text
 from ..runtime.clock import doubt
+from ..runtime.random_inputs import runs_on_none
 from ..tools.bench.bench import Bench, Timed
 from ..tools.bench.compile import Compiled
 from ..tools.bench.compiled_times import Change
@@ -28,7 +29,7 @@ def print_compiled(found: Compiled) -> None:
     table.add_row("kernels", _kernels(found))
     table.add_row("probes", ", ".join(found.probes) or "none: the graph does not depend on the CPU")
     if found.identical is None:
-        table.add_row("outputs", "not compared: the model runs on no random inputs; give data")
+        table.add_row("outputs", f"not compared: {runs_on_none(found.refusal)}")
     elif found.identical:
         table.add_row("outputs", f"equal bit for bit on {found.samples} samples of {found.data}")
     else:

@@ -63,6 +63,16 @@ def refusal(model: ModelSource) -> str:
     return ""
 
 
+def runs_on_none(why: str, hint: str = "; give data") -> str:
+    """Return what a user is told of a model that runs on no random inputs, with the runtime's reason where it is known.
+
+    Args:
+        why: The `refusal`.
+        hint: What may help.
+    """
+    return f"the model runs on no random inputs{hint}{why and f' ({why})'}"
+
+
 def _reason(error: RequantError) -> str:
     """Return what the runtime said, without the name of the model."""
     return str(error).rpartition(": the model fails: ")[2]

@@ -13,7 +13,7 @@ from ... import RequantError
 from ...calibration.identity import fingerprint
 from ...calibration.newer import lower
 from ...calibration.session import open_session
-from ...calibration.sources import DataSource, Source
+from ...calibration.sources import DataSource
 from ...transforms import Pipeline, PipelineResult, StepResult
 from ...transforms.graph import node_name, nodes_by_name
 from ...transforms.inline_functions import taken_origins
@@ -40,6 +40,7 @@ from ..placement.plan_file import operators_in, read_plan, unnamed
 from ..placement.rules import choose, choose_by, native_plan, widest_plan
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
+from ..runtime.random_inputs import refusal, runs_on_none
 from ..runtime.runtimes import Runtime, runtime_named
 from .reference import Reference, open_reference, sessions_of
 from .simplify import LITTLE, RESTORE, pipelines, simplify
@@ -271,11 +272,11 @@ def _folded(model: ir.Model, selection: Selection, types: Mapping[str, str]) -> 
     ]
 
 
-def _unmeasured(source: Source | None, *, judged: bool) -> list[str]:
-    """Return a note if the model is not measured on the user's data."""
-    if source is None:
-        return ["not measured: the model runs with none of the tried lengths of the inputs' free axes; give data"]
-    return [] if judged else [UNJUDGED.format(source.description)]
+def _unmeasured(reference: Reference, *, judged: bool) -> list[str]:
+    """Return a note if the model is not measured on the user's data, with the runtime's reason if it does not run."""
+    if reference.source is None:
+        return [f"not measured: {runs_on_none(refusal(reference.model))}"]
+    return [] if judged else [UNJUDGED.format(reference.source.description)]
 
 
 def _notes(
@@ -289,7 +290,7 @@ def _notes(
 ) -> tuple[str, ...]:
     """Return what the user should know of the models, the data and the request before any unit becomes int8."""
     source = reference.source
-    notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(source, judged=request.judged)]
+    notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(reference, judged=request.judged)]
     notes += [*reference.notes, *state_notes(source, passed_on(plain.model))]
     notes += [] if request.policy.plan is None else unnamed(request.policy.plan, plan)
     notes += filter(None, [timing_note(weights)])

@@ -46,7 +46,7 @@ from ...runtime.configured import (
 )
 from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
-from ...runtime.random_inputs import generated_source
+from ...runtime.random_inputs import generated_source, refusal
 from .compiled_times import SECONDS, Change, timed
 from .native import STOCK, UNCHANGED, Natives, choose, native_library, needed_library
 from .probes import add_probes
@@ -77,6 +77,7 @@ class Compiled:
         data: A text for the data.
         bytes_before: Size of the original with its external data.
         bytes_after: Size of the output with its external data.
+        refusal: Why the runtime refuses random inputs; empty if the model ran.
     """
 
     output: str
@@ -95,6 +96,7 @@ class Compiled:
     data: str
     bytes_before: int
     bytes_after: int
+    refusal: str = ""
 
     @property
     def snippet(self) -> str:
@@ -119,6 +121,7 @@ class Compiled:
             "sqnr_db_by_output": {n: value if math.isfinite(value) else None for n, value in self.sqnr_db.items()},
             "samples": self.samples,
             "data": self.data,
+            "refusal": self.refusal,
             "size": {"before_bytes": self.bytes_before, "after_bytes": self.bytes_after},
         }
 
@@ -162,6 +165,7 @@ def compile_model(
     check_output(output, path, force=force)
     original, weights, needed = _original(path, output, kernels)
     source, samples = _inputs(Path(path), data)
+    why = refusal(Path(path)) if source is None else ""
     feed = samples[0].feed if samples else None
     base: Values = {} if threads == 0 else {"intra_op_num_threads": threads}
     natives = None if library is None or feed is None or weights.large else Natives(library, kernels, base, feed)
@@ -188,6 +192,7 @@ def compile_model(
         data=_description(source),
         bytes_before=size_on_disk(path),
         bytes_after=size_on_disk(output),
+        refusal=why,
     )
 
 

@@ -22,7 +22,7 @@ from ...runtime.machine import flags
 from ...runtime.match import PRODUCTS, Match
 from ...runtime.profile import integer_share
 from ...runtime.progress import Progress, silent
-from ...runtime.random_inputs import generated_source, refusal
+from ...runtime.random_inputs import generated_source, refusal, runs_on_none
 from ...runtime.runtimes import PLAIN, STOCK, Identity, Setting
 from .causes import Cause, causes
 from .float_reference import FloatReference, float_references
@@ -218,9 +218,7 @@ def _sample(model: ir.Model, source: ModelSource, data: DataSource | None, name:
     """
     opened = generated_source(source) if data is None else open_data(source, data)
     if opened is None:
-        hint = _hint(model)
-        why = refusal(source)
-        raise RequantError(f"{name}: the model runs on no random inputs{hint or '; give data'}{why and f' ({why})'}")
+        raise RequantError(f"{name}: {runs_on_none(refusal(source), _hint(model) or '; give data')}")
     return opened.description, next(iter(opened))
 
 

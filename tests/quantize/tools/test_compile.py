@@ -190,6 +190,9 @@ def test_a_model_that_runs_on_no_known_input_is_written_unmeasured(tmp_path: Pat
     model = write(tmp_path / "unknown.onnx", UNKNOWN, s=np.array([7, 11], np.int64))
     found = quick(model, tmp_path / "out.onnx")
     assert (found.run, found.identical, found.samples) == (None, None, 0)
+    assert "cannot be reshaped to the requested shape" in found.refusal
+    told = invoke("compile", model, "-o", tmp_path / "again.onnx").stdout
+    assert "not compared: the model runs on no random inputs; give data (Non-zero status code" in told
     x = np.ones((7, 11), np.float32)
     assert session(tmp_path / "out.onnx").run(None, {"x": x})[0].tobytes() == x.tobytes()
 
@@ -431,7 +434,7 @@ def test_json_tells_what_was_measured_and_how_to_load_it(tmp_path: Path, model: 
     assert (found["output"], found["format"], found["identical"]) == (str(output), "onnx", True)
     assert found["compiled_for"] == this_machine().to_json()
     assert found["sqnr_db_by_output"] == {"y": None}
-    assert found["samples"] == 6
+    assert (found["samples"], found["refusal"]) == (6, "")
     for change in (found["load"], found["run"]):
         assert change["speedup"] == change["before_ms"] / change["after_ms"]
         assert change["before_ms"] <= change["before_median_ms"]
