@@ -7,7 +7,8 @@
   no probabilities may be an embedding: they must have `PART_DB` besides.
 - Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
 - Any other output: at least `LEAST_DB`, at the lower end of the interval of its SQNR. The part of it that holds smaller
-  quantities, such as the scores beside the boxes of a detector, and scores into a TopK: at least `PART_DB`.
+  quantities, such as the scores beside the boxes of a detector, and scores into a TopK: at least `PART_DB`; of whole
+  tensors too at the lower end.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
         scores[accuracy.class_output] = accuracy.results_db[accuracy.class_output]
     parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in scores.items()}}
     others = {name: value for name, value in others.items() if not holds_scores(name)}
-    by_part = _by_part(parts) if parts else None
+    by_part = _by_part(parts, {name: accuracy.least_db(name) for name in scores}, apart) if parts else None
     nothing_else = by_class is None and by_part is None
     low = _low_db(accuracy, others, by_class)
     by_sqnr = _by_sqnr(others, low, apart) if others or nothing_else else None
@@ -129,7 +130,7 @@ def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
     high, fine = accuracy.whole_interval[1], accuracy.sqnr_db.get(accuracy.class_output, -math.inf)
     if high >= POINTS and fine >= FINE_DB:
         place = worst_place({accuracy.class_output: fine})
-        return _of_worst(fine, f"{decibels_text(fine)} at {place}", FINE_DB)
+        return _of_worst((fine, fine), f"{decibels_text(fine)} at {place}", FINE_DB)
     whole = "" if accuracy.predictions == accuracy.items else " of whole sequences"
     drop = f"predicted drop {100 * accuracy.whole_drop:.2f} points{whole}"
     end = f"{100 * high:.2f}"
@@ -193,29 +194,45 @@ def _by_sqnr(sqnr_db: Mapping[str, float], low_db: Mapping[str, float], apart: b
     """
     worst = min(low_db, key=low_db.__getitem__, default="")
     mean, low = sqnr_db.get(worst, math.inf), low_db.get(worst, math.inf)
+    told = f"{decibels_text(mean)} at {worst_place(low_db)}{_end(mean, low, apart)}"
+    return _of_worst((mean, low), told, LEAST_DB)
+
+
+def _by_part(parts_db: Mapping[str, tuple[str, float]], low_db: Mapping[str, float], apart: bool) -> Promise:
+    """Judge by the worst of the quiet parts of outputs, and of the scores that need no more than a part.
+
+    Args:
+        parts_db: By output, its part as an index, empty for all of it, and its SQNR in dB.
+        low_db: The lower end of the interval of those that are whole, in dB.
+        apart: Whether the samples gave no ranges.
+    """
+    ends = {name: low_db.get(name, value) for name, (_, value) in parts_db.items()}
+    name = min(ends, key=ends.__getitem__)
+    (where, mean), low = parts_db[name], ends[name]
+    told = f"{decibels_text(mean)} at {name}{where}{_end(mean, low, apart)}"
+    return _of_worst((mean, low), told, PART_DB)
+
+
+def _end(mean: float, low: float, apart: bool) -> str:
+    """Return the lower end of the interval of an SQNR, in words; empty where it is the SQNR itself."""
     end = decibels_text(low)
     text = f", at least {end} with 95 % confidence" if apart else f", {end} with the spread of the samples"
-    told = f"{decibels_text(mean)} at {worst_place(low_db)}{text if low < mean else ''}"
-    return _of_worst(mean if low >= LEAST_DB else low, told, LEAST_DB)
+    return text if low < mean else ""
 
 
-def _by_part(parts_db: Mapping[str, tuple[str, float]]) -> Promise:
-    """Judge by the worst of the quiet parts of outputs."""
-    name, (where, worst) = min(parts_db.items(), key=lambda row: row[1][1])
-    return _of_worst(worst, f"{decibels_text(worst)} at {name}{where}", PART_DB)
-
-
-def _of_worst(judged: float, told: str, least: float) -> Promise:
+def _of_worst(measured: tuple[float, float], told: str, least: float) -> Promise:
     """Judge by an SQNR in dB and the least that is needed.
 
     Args:
-        judged: The SQNR.
+        measured: The SQNR, and the lower end of its interval, which must not be below the least.
         told: The measured value in words.
         least: The least SQNR that keeps the promise.
     """
-    error = amplitude(judged)
+    mean, low = measured
+    kept = low >= least
     text = f"{told}, {least:.0f} dB are needed"
-    return Promise("SQNR", judged >= least, text, error, (error / amplitude(least)) ** 2)
+    excess = (amplitude(low) / amplitude(least)) ** 2
+    return Promise("SQNR", kept, text, amplitude(mean if kept else low), excess)
 
 
 def amplitude(decibels: float) -> float:

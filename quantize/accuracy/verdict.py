@@ -182,11 +182,7 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, apart: boo
     by_class = labelled is not None or is_sure(accuracy)
     if by_class:  # near chance, an agreement says nothing: it may be an embedding
         yield from _class_rows(accuracy, where, shown, apart)
-    places = accuracy.places_db
-    for name, value in places.items():
-        if not (len(places) == 1 and shown in ("sqnr", "SQNR")):
-            kind = ", a state" if name in accuracy.states else ""
-            yield "SQNR", f"{decibels_text(value)} at {name}{kind} ({where})"
+    yield from _sqnr_rows(accuracy, where, shown, apart)
     for name, found in accuracy.halves.items():
         if found.f1 is not None:
             counted = f"{found.both} of float's {found.both + found.lost} values above 0.5 stay, {found.new} are new"
@@ -194,6 +190,21 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, apart: boo
     worst = accuracy.worst_sample
     if worst is not None and not (by_class and worst.output == accuracy.class_output):
         yield "worst sample", f"SQNR {decibels_text(worst.sqnr_db)} at {worst.output}: {worst.where}"
+
+
+def _sqnr_rows(accuracy: Accuracy, where: str, shown: str, apart: bool) -> Iterator[Row]:
+    """Yield the SQNR of each output and each quiet part, with the lower end of its interval where it is known.
+
+    The arguments are those of `accuracy_rows`.
+    """
+    places = accuracy.places_db
+    for name, value in places.items():
+        if len(places) == 1 and shown in ("sqnr", "SQNR"):
+            continue
+        kind = ", a state" if name in accuracy.states else ""
+        low = accuracy.least_db(name) if name in accuracy.sqnr_db else value
+        end = f", 95 % interval from {decibels_text(low)}" if apart and low < value else ""
+        yield "SQNR", f"{decibels_text(value)} at {name}{kind} ({where}){end}"
 
 
 def _items_row(found: Labelled | Versus, where: str) -> Row:

@@ -97,6 +97,16 @@ JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
     ),
     "nothing but a state": (Accuracy(8, None, {"h": 3.0}, states=frozenset({"h"})), "SQNR", False),
     "scores that are ranked": (Accuracy(8, None, {"boxes (into Gather)": 25.0, "m (into TopK)": 16.0}), "SQNR", True),
+    "scores of few samples that are ranked": (
+        Accuracy(16, None, {"boxes (into Gather)": 25.0, "m (into TopK)": 16.0}, low_db={"m (into TopK)": 14.0}),
+        "SQNR",
+        False,
+    ),
+    "a probability of each of few samples": (
+        Accuracy(16, None, {"points": 27.3, "present": 34.2}, low_db={"points": 25.5, "present": 19.0}),
+        "SQNR",
+        False,
+    ),
     "lost scores": (Accuracy(8, None, {"boxes (into Gather)": 25.0, "m (into TopK)": 14.0}), "SQNR", False),
     "lost boxes": (Accuracy(8, None, {"boxes (into Gather)": 19.0, "m (into TopK)": 25.0}), "SQNR", False),
     "nothing but scores": (Accuracy(8, None, {"m (into TopK)": 16.0}), "SQNR", True),
@@ -339,6 +349,21 @@ def test_the_interval_of_an_sqnr_does_not_count_beside_a_surer_judge() -> None:
     assert not promise(replace(sequence, sqnr_db={"y": 21.0, "z": 21.0}, low_db={"y": 19.0, "z": 19.0})).kept
     tokens = Accuracy(16, None, {"y": 21.0}, low_db={"y": 19.0}, divergence=1e-3)
     assert promise(tokens).kept
+
+
+def test_the_bound_nearest_to_its_need_is_told_and_each_output_has_its_own() -> None:
+    """The output with the lower SQNR may have the higher bound, and scores into a choice need less."""
+    two = Accuracy(16, None, {"points": 27.3, "present": 34.2}, low_db={"points": 25.5, "present": 22.0})
+    assert promise(two).text == "34.2 dB at present, at least 22.0 dB with 95 % confidence, 20 dB are needed"
+    rows = [value for name, value in accuracy_rows(two, "held-out") if name == "SQNR"]
+    assert rows == [
+        "27.3 dB at points (held-out), 95 % interval from 25.5 dB",
+        "34.2 dB at present (held-out), 95 % interval from 22.0 dB",
+    ]
+    fitted = [value for name, value in accuracy_rows(two, "fitted", apart=False) if name == "SQNR"]
+    assert fitted == ["27.3 dB at points (fitted)", "34.2 dB at present (fitted)"]
+    ranked = Accuracy(16, None, {"y": 27.3, "m (into TopK)": 25.0}, low_db={"y": 25.5, "m (into TopK)": 15.5})
+    assert promise(ranked).text == ("25.0 dB at m (into TopK), at least 15.5 dB with 95 % confidence, 15 dB are needed")
 
 
 def test_the_interval_of_an_sqnr_is_told() -> None:
