@@ -7,12 +7,19 @@ on the order of the tensors (correlation 0.52), at the logits they do (0.98).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import onnx_ir as ir
 
 from ...transforms.graph import is_standard, plain_shape
 from ...transforms.int8.ops import MOVES
 from .choices import Reader
 from .classes import SEQUENCE
+from .outputs import Accuracy
+
+INTO = " (into Softmax)"
+"""The end of the label of logits that are compared in place of probabilities."""
 
 
 def logits_of(model: ir.Model) -> dict[str, Reader]:
@@ -31,5 +38,25 @@ def logits_of(model: ir.Model) -> dict[str, Reader]:
         if not is_standard(node, "Softmax") or node.inputs[0] is None:
             continue
         if shape is None or len(shape) <= SEQUENCE:
-            found[str(output.name)] = (node.name, 0, f"{node.inputs[0].name} (into Softmax)")
+            found[str(output.name)] = (node.name, 0, f"{node.inputs[0].name}{INTO}")
     return found
+
+
+def in_their_place(accuracy: Accuracy, logits: Mapping[str, str], compared: Accuracy) -> Accuracy:
+    """Return a comparison with the SQNR of logits in place of that of saturated probabilities.
+
+    Args:
+        accuracy: The comparison of the outputs: it tells of the classes, and of the other outputs.
+        logits: The labels of the logits, by output.
+        compared: The comparison with the logits in place of these outputs.
+    """
+    names = {logits.get(name, name): name in logits for name in accuracy.sqnr_db}
+    found = {name: compared if moved else accuracy for name, moved in names.items()}
+    worst = [each for each in (accuracy.worst_sample, compared.worst_sample) if each is not None]
+    worst = [each for each in worst if each.output in names]
+    return replace(
+        accuracy,
+        sqnr_db={name: each.sqnr_db[name] for name, each in found.items()},
+        low_db={name: each.least_db(name) for name, each in found.items()},
+        worst_sample=min(worst, key=lambda each: each.sqnr_db, default=None),
+    )

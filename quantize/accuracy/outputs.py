@@ -115,6 +115,8 @@ class Accuracy:
             `compare` keep those of the outputs that a Sigmoid writes.
         replaced: By output that is not compared itself, since the model chooses it by its own scores: its own SQNR in
             dB; NaN for integers.
+        saturated: The heads of classes whose probabilities are all nearly 0 or 1, so that their noise does not show.
+            In `sqnr_db` their logits stand in their place, where both models have them.
         whole_labelled: Counts of whole items, which are right if each of their predictions with a label is; None
             without labels, where an item has one prediction, and for maps.
     """
@@ -142,6 +144,7 @@ class Accuracy:
     left_out: tuple[str, ...] = ()
     halves: Mapping[str, Halves] = field(default_factory=dict)
     replaced: Mapping[str, float] = field(default_factory=dict)
+    saturated: frozenset[str] = frozenset()
 
     @property
     def changed(self) -> int:
@@ -288,6 +291,7 @@ class _Sums:
             maps=found.maps,
             class_output=found.output,
             sound=found.sound,
+            saturated=found.saturated,
             whole_labelled=None if found.maps else _labelled(self.whole),
             left_out=tuple(sorted(found.left_out - found.heads - self.states)),
         )
@@ -475,6 +479,7 @@ def accuracy_json(accuracy: Accuracy, *, apart: bool = True) -> dict[str, Any]:
         "drop_interval": list(labelled.drop_interval) if labelled and apart else None,
         "whole_items": accuracy.whole_labelled and asdict(accuracy.whole_labelled),
         "divergence": None if accuracy.divergence is None else finite(accuracy.divergence),
+        "saturated": sorted(accuracy.saturated),
         "sqnr_db": finite(accuracy.worst_sqnr_db),
         "worst_sample": accuracy.worst_sample and accuracy.worst_sample.to_json(),
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},

@@ -4,7 +4,8 @@
 - Class scores without labels, or with too few: the predicted drop of whole items is below `POINTS`, at the upper end of
   its interval. A sequence of scores, and scores of fewer than `FEWEST` items, must have `LEAST_DB` besides. Scores with
   at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide. Scores without labels that are
-  no probabilities may be an embedding: they must have `PART_DB` besides.
+  no probabilities may be an embedding: they must have `PART_DB` besides. Few saturated probabilities, all 0 or 1,
+  predict nothing: their logits must have `LEAST_DB`.
 - Scores of the next token: on text of its own the perplexity grows by at most `SHARE`, and the output has `LEAST_DB`.
 - Any other output: at least `LEAST_DB`, at the lower end of the interval of its SQNR. The part of it that holds smaller
   quantities, such as the scores beside the boxes of a detector, and scores into a TopK: at least `PART_DB`; of whole
@@ -14,11 +15,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .classes import FEWEST
+from .logits import INTO
 from .outputs import Accuracy
 from .selected_outputs import holds_scores, worst_place
 from .sqnr import decibels_text, finite
@@ -37,6 +39,8 @@ FINE_DB = 35.0
 """The SQNR of class scores from which no drop is expected; MobileNetV1 0.75 loses 0.5 points at 31 dB."""
 LEAST_ITEMS = 4
 """The least number of items whose predicted drop judges."""
+HIDDEN = "no noise shows, since the probabilities are all 0 or 1,"
+"""What is said in place of the SQNR of outputs whose noise does not show."""
 SURE = 1 / 3
 """The least confidence for a predicted drop, from chance (0) to certainty (1). Near chance, all classes have nearly the
 same probability, so that any change of class costs nearly nothing."""
@@ -89,7 +93,8 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     by_class = _by_labels(accuracy) or _by_scores(accuracy, apart)
     many = accuracy.items >= FEWEST and accuracy.predictions == accuracy.items
     alone = by_class is not None and (by_class.judge == "labels" or many)
-    others = {name: value for name, value in accuracy.results_db.items() if not alone or name != accuracy.class_output}
+    classes = _of_classes(accuracy) if alone else ()
+    others = {name: value for name, value in accuracy.results_db.items() if name not in classes}
     scores = {name: value for name, value in others.items() if holds_scores(name)}
     if not accuracy.sound and accuracy.class_output in accuracy.results_db:
         scores[accuracy.class_output] = accuracy.results_db[accuracy.class_output]
@@ -98,12 +103,19 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
     by_part = _by_part(parts, {name: accuracy.least_db(name) for name in scores}, apart) if parts else None
     nothing_else = by_class is None and by_part is None
     low = _low_db(accuracy, others, by_class)
-    by_sqnr = _by_sqnr(others, low, apart) if others or nothing_else else None
+    hidden = hidden_outputs(accuracy)
+    by_sqnr = _by_sqnr(others, low, apart, hidden) if others or nothing_else else None
     by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
     found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
     nearest = max((each for each in found if each.judge == found[0].judge), key=lambda each: each.excess)
     decisive = next((each for each in found if not each.kept), nearest)
     return replace(decisive, error=max(each.error for each in found), apart=apart)
+
+
+def _of_classes(accuracy: Accuracy) -> set[str]:
+    """Return the compared tensors that hold the scores per class: the output, or logits in its place."""
+    logits = (name for name in accuracy.sqnr_db if accuracy.saturated and name.endswith(INTO))
+    return {accuracy.class_output, *logits}
 
 
 def _by_labels(accuracy: Accuracy) -> Promise | None:
@@ -114,7 +126,7 @@ def _by_labels(accuracy: Accuracy) -> Promise | None:
     drop = counts.float_accuracy - counts.int8_accuracy
     allowed, (low, high) = SHARE * counts.float_accuracy, counts.drop_interval
     lost = drop > allowed and low > 0
-    if not lost and high > allowed and predicts(accuracy):
+    if not lost and high > allowed and (predicts(accuracy) or accuracy.saturated):
         return None
     text = (
         f"{counts.float_accuracy:.2%} -> {counts.int8_accuracy:.2%} of {counts.items} labels, "
@@ -143,9 +155,15 @@ def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
 def predicts(accuracy: Accuracy) -> bool:
     """Whether the class scores predict a drop: there are enough of them, and they are far enough from chance.
 
-    A map is not judged by its items: hardly ever are all pixels right.
+    A map is not judged by its items: hardly ever are all pixels right. Nor are saturated probabilities: a class that
+    changes on none of a few items may still change on others.
     """
-    return accuracy.items >= LEAST_ITEMS and not accuracy.maps and is_sure(accuracy)
+    return accuracy.items >= LEAST_ITEMS and not accuracy.maps and not accuracy.saturated and is_sure(accuracy)
+
+
+def hidden_outputs(accuracy: Accuracy) -> frozenset[str]:
+    """Return the outputs whose noise does not show: saturated probabilities without any difference."""
+    return frozenset(name for name in accuracy.saturated if accuracy.sqnr_db.get(name) == math.inf)
 
 
 def is_sure(accuracy: Accuracy) -> bool:
@@ -184,17 +202,21 @@ def _low_db(accuracy: Accuracy, outputs: Iterable[str], by_class: Promise | None
     return {name: accuracy.sqnr_db[name] if name == judged else accuracy.least_db(name) for name in outputs}
 
 
-def _by_sqnr(sqnr_db: Mapping[str, float], low_db: Mapping[str, float], apart: bool) -> Promise:
+def _by_sqnr(
+    sqnr_db: Mapping[str, float], low_db: Mapping[str, float], apart: bool, hidden: Collection[str]
+) -> Promise:
     """Judge by the output whose SQNR has the lowest lower end.
 
     Args:
         sqnr_db: The SQNR of each output, in dB.
         low_db: The lower end of the interval of each of them, in dB.
         apart: Whether the samples gave no ranges.
+        hidden: As `hidden_outputs` returns them.
     """
     worst = min(low_db, key=low_db.__getitem__, default="")
     mean, low = sqnr_db.get(worst, math.inf), low_db.get(worst, math.inf)
-    told = f"{decibels_text(mean)} at {worst_place(low_db)}{_end(mean, low, apart)}"
+    place = worst_place(low_db)
+    told = f"{HIDDEN if worst in hidden else decibels_text(mean)} at {place}{_end(mean, low, apart)}"
     return _of_worst((mean, low), told, LEAST_DB)
 
 

@@ -13,8 +13,9 @@ from typing import TypeAlias
 from ..model.files import size_text
 from ..runtime.timing import Latency
 from .drop import Versus
+from .logits import INTO
 from .outputs import Accuracy, Labelled
-from .promise import LEAST_DB, Promise, is_sure
+from .promise import HIDDEN, LEAST_DB, Promise, hidden_outputs, is_sure
 from .selected_outputs import worst_place
 from .sqnr import decibels_text
 
@@ -115,7 +116,7 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
         return f"top-1 accuracy {found.float_accuracy:.2%} -> {found.int8_accuracy:.2%} ({where})"
     if accuracy.agreement is not None and is_sure(accuracy):
         noun = "answers" if accuracy.predictions == accuracy.items else "predictions"
-        return f"{accuracy.changed} of {accuracy.predictions} {noun} changed ({where})"
+        return f"{accuracy.changed} of {accuracy.predictions} {noun} changed{_behind(accuracy)} ({where})"
     if accuracy.worst_sqnr_db == math.inf:
         return f"the same outputs ({where})"
     place, (part, noise) = min(
@@ -129,6 +130,16 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
     )
     at = worst_place(accuracy.results_db)
     return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at {at}{single} ({where})"
+
+
+def _behind(accuracy: Accuracy) -> str:
+    """Return what stands behind the classes of saturated probabilities: the SQNR of their logits, where it is known."""
+    logits = {name: value for name, value in accuracy.sqnr_db.items() if name.endswith(INTO)}
+    if not accuracy.saturated:
+        return ""
+    if not logits:
+        return ", probabilities all 0 or 1"
+    return f", SQNR {decibels_text(min(logits.values()))} at {worst_place(logits)}"
 
 
 def score_lost(name: str, scores: tuple[str, str], where: str) -> str:
@@ -197,14 +208,14 @@ def _sqnr_rows(accuracy: Accuracy, where: str, shown: str, apart: bool) -> Itera
 
     The arguments are those of `accuracy_rows`.
     """
-    places = accuracy.places_db
+    places, hidden = accuracy.places_db, hidden_outputs(accuracy)
     for name, value in places.items():
         if len(places) == 1 and shown in ("sqnr", "SQNR"):
             continue
         kind = ", a state" if name in accuracy.states else ""
         low = accuracy.least_db(name) if name in accuracy.sqnr_db else value
         end = f", 95 % interval from {decibels_text(low)}" if apart and low < value else ""
-        yield "SQNR", f"{decibels_text(value)} at {name}{kind} ({where}){end}"
+        yield "SQNR", f"{HIDDEN if name in hidden else decibels_text(value)} at {name}{kind} ({where}){end}"
 
 
 def _items_row(found: Labelled | Versus, where: str) -> Row:

@@ -292,9 +292,9 @@ def _comparable(model: ir.Model, accuracy: Accuracy) -> Iterator[ir.Model]:
     """
     compared = accuracy.sqnr_db
     sources = compared_readers(model, compared)
-    unlike = [str(output.name) for output in model.graph.outputs if output.name not in compared]
+    logits = {name: each for name, each in logits_of(model).items() if name in compared or each[-1] in compared}
+    unlike = [str(each.name) for each in model.graph.outputs if each.name not in compared and each.name not in logits]
     given = with_choices(model, model, given_choices(model, compared))
-    logits = {name: reader for name, reader in logits_of(model).items() if name in compared}
     for apart in (logits, {}) if logits else ({},):
         shown = {label: (name, index, label) for name, index, label in (*sources, *apart.values())}.values()
         judged = showing(given, shown, {*unlike, *apart}) if shown else given

@@ -16,6 +16,7 @@ from ..accuracy.choices import Reader
 from ..accuracy.classes import open_rows
 from ..accuracy.given_choices import readers_of, with_choices
 from ..accuracy.halves import sigmoid_outputs
+from ..accuracy.logits import in_their_place, logits_of
 from ..accuracy.outputs import Accuracy, of_fixed_classes, of_sigmoids
 from ..accuracy.pair import Model, judge_pair, time_models
 from ..accuracy.probabilities import probability_outputs
@@ -67,7 +68,7 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
         told = partial(_tell, job, total)
         return judge_pair(before, after, samples, told, weights=job.weights, terms=terms)
 
-    return _described(job, with_selected_outputs(job, candidate, compare))
+    return _with_logits(job, candidate, compare, _described(job, with_selected_outputs(job, candidate, compare)))
 
 
 def _described(job: Job, found: Accuracy) -> Accuracy:
@@ -180,6 +181,26 @@ def _showing(
     with suppress(RequantError):  # a tensor may be of bytes in the INT8 model
         return compare(Sessions(before), Sessions(after, runtime=job.runtime))
     return None
+
+
+def _with_logits(
+    job: Job, candidate: Candidate, compare: Callable[[Sessions, Sessions], Accuracy], accuracy: Accuracy
+) -> Accuracy:
+    """Return a comparison with the logits in place of saturated probabilities, where the INT8 model has them.
+
+    Args:
+        job: The job.
+        candidate: The INT8 model.
+        compare: As for `with_selected_outputs`.
+        accuracy: The comparison of the outputs.
+    """
+    hidden = accuracy.saturated.intersection(accuracy.sqnr_db)
+    logits = logits_of(job.simple) if hidden else {}
+    readers = {name: [logits[name]] for name in hidden if name in logits and shows(candidate.model, [logits[name]])}
+    found = _showing(job, candidate, compare, readers)
+    if found is None:
+        return accuracy
+    return in_their_place(accuracy, {name: label for name, ((_, _, label),) in readers.items()}, found)
 
 
 def _tell(job: Job, total: int | None, done: int) -> None:
