@@ -260,6 +260,8 @@ class Placement:
         chosen: The name of the plan among those that were timed; empty without any.
         passed: Why plans that took less time were not chosen, by name.
         why: Why rules decided where costs were to; empty otherwise.
+        costs: The costs of units that were measured for it, in microseconds by signature and implementation. They are
+            also those that the cache does not keep because kernels waited for a processor.
     """
 
     how: str = "rules"
@@ -272,6 +274,7 @@ class Placement:
     chosen: str = ""
     passed: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
+    costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def doubts(self) -> list[str]:

@@ -58,6 +58,10 @@ class Costs:
             row[str(impl)] = min(round(microseconds, 3), row.get(impl, math.inf))
         return Costs(self.machine, rows)
 
+    def with_rows(self, rows: Rows) -> Costs:
+        """Return costs with those of other rows; the least time of a signature and implementation counts."""
+        return self.with_times((key, impl, cost) for key, row in rows.items() for impl, cost in row.items())
+
     def to_json(self) -> dict[str, Any]:
         """Return the content of a costs file as plain JSON values."""
         return {"schema": SCHEMA, **asdict(self.machine), "costs": self.rows}
@@ -132,9 +136,8 @@ def keep(costs: Costs) -> None:
     """
     if path_of(costs.machine).is_symlink():  # writing would replace the file that it names
         return
-    times = ((key, impl, cost) for key, row in costs.rows.items() for impl, cost in row.items())
     with suppress(RequantError):
-        save(load(costs.machine).with_times(times), path_of(costs.machine), output=False)
+        save(load(costs.machine).with_rows(costs.rows), path_of(costs.machine), output=False)
 
 
 def kept() -> list[Costs]:

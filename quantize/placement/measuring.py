@@ -13,7 +13,7 @@ from ...transforms.int8.plan import Choice, Impl, Plan
 from ..job import Candidate, Job, Purpose
 from ..runtime.attribution import Owners, Spent
 from ..runtime.profile import KernelRun, Profile
-from .costs import Costs
+from .costs import Costs, Rows
 from .layouts import layout_costs
 from .pricing import OTHER_FORMS, Prices, Space, conversion_costs, measured, unit_cost
 from .rules import all_int8_plan
@@ -81,9 +81,15 @@ class Measured:
     sure: bool = True
 
     @classmethod
-    def of(cls, prices: Prices) -> Measured:
-        """Return the state in which nothing is measured yet."""
-        return cls(prices, Costs(prices.costs.machine))
+    def of(cls, prices: Prices, rows: Rows | None = None, *, sure: bool = True) -> Measured:
+        """Return the state in which nothing is measured but costs that are among those of the prices.
+
+        Args:
+            prices: The prices.
+            rows: Costs that were measured in this search; None without any.
+            sure: Whether they were measured without waiting.
+        """
+        return cls(prices, Costs(prices.costs.machine, rows or {}), sure=sure)
 
 
 def profile(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...transforms.int8.plan import Plan
-from ..job import Job
+from ..job import Candidate, Job, Placement
 from .facts import Facts
 from .measuring import Write, measure_units, profile, profile_float, with_profile
 from .plans_by_cost import common_plan, without_noisy
@@ -27,6 +27,7 @@ class PricedPlans:
         rules: The plan where costs do not decide.
         noise: The noise at the outputs that each uint8 tensor adds.
         sizes: The batch sizes with their costs; empty where costs do not decide.
+        timed: The plans that were profiled, with the times of their models.
     """
 
     job: Job
@@ -34,6 +35,7 @@ class PricedPlans:
     rules: Plan
     noise: Mapping[str, float]
     sizes: tuple[Size, ...] = ()
+    timed: tuple[tuple[Plan, float], ...] = ()
 
     def __call__(self, price: float) -> Plan:
         """Return the cheapest plan at a price of noise."""
@@ -57,15 +59,15 @@ class PricedPlans:
         every = [size.known.prices for size in self.sizes]
         return max((1e3 * plan_milliseconds(prices, plan) / float_time(prices) for prices in every), default=0.0)
 
-    def ratio(self, plan: Plan, other: Plan) -> float:
-        """Return the time of the model of a plan over that of another, timed in turns, at the worst batch size.
+    def ratio(self, plan: Plan, other: Candidate) -> float:
+        """Return the time of the model of a plan over that of another model, in turns, at the worst batch size.
 
         It is 0 where costs are not measured, and infinite if the runtime does not run both.
         """
         if self.job.policy.how != "measured" or not self.sizes:
             return 0.0
         bench = self.sizes[0].bench
-        runners = runners_of(self.sizes, {"plan": bench.candidate(plan), "other": bench.candidate(other)})
+        runners = runners_of(self.sizes, {"plan": bench.candidate(plan), "other": other})
         if len(runners) < 2:
             return math.inf
         times, _ = least_milliseconds(self.sizes, runners, max(1.0, self.job.options.seconds))
@@ -76,10 +78,13 @@ class PricedPlans:
 
         A unit may take much longer between other neighbours: a pooling in float that no longer follows a convolution in
         float does not run in its layout. The time is a share of the float model's time, at the worst batch size. It is
-        0 where costs are not measured.
+        0 where costs are not measured. A plan that was profiled before is not profiled again.
         """
         if self.job.policy.how != "measured":
             return self, 0.0
+        took = next((took for each, took in self.timed if is_same(each, plan)), None)
+        if took is not None:
+            return self, took
         sizes, shares = [], [0.0]
         for size in self.sizes:
             (spent,), known = profile(size.bench, size.known, [size.bench.candidate(plan).source])
@@ -87,10 +92,17 @@ class PricedPlans:
             known = with_profile(known, plan, spent)
             keep(known)
             sizes.append(replace(size, known=known))
-        return replace(self, sizes=tuple(sizes)), max(shares)
+        return replace(self, sizes=tuple(sizes), timed=(*self.timed, (plan, max(shares)))), max(shares)
 
 
-def plans_by_price(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> PricedPlans:
+def is_same(one: Plan, other: Plan) -> bool:
+    """Return whether two plans of the same units have the same implementations."""
+    return all(one.impl(unit) is other.impl(unit) for unit in one.units)
+
+
+def plans_by_price(
+    job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float], before: Placement | None = None
+) -> PricedPlans:
     """Return the cheapest plan for each price of noise.
 
     The costs are the costs of `place`; costs that the cache lacks are measured now, and cached. If costs do not decide,
@@ -102,12 +114,13 @@ def plans_by_price(job: Job, facts: Facts, rules: Plan, write: Write, noise: Map
         rules: The plan by rules.
         write: Writes a plan into a model.
         noise: The noise at the outputs that each uint8 tensor adds.
+        before: As for `sizes_of`.
     """
     how = job.policy.how
     if not noise or not costs_decide(job):
         return PricedPlans(job, facts, all_int8_plan(facts, rules) if how == "all" else rules, noise)
     sizes = []
-    for size in sizes_of(job, facts, rules, write, noise):
+    for size in sizes_of(job, facts, rules, write, noise, before):
         known = size.known
         if how == "measured":
             _, known = profile_float(size.bench, known)

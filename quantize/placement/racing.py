@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 from ... import RequantError
 from ...transforms.int8.plan import Plan
@@ -15,6 +15,7 @@ from ..runtime.clock import SLOW, SURE, alone, race, uncertainty
 from ..runtime.runtimes import LoadedModel
 from ..runtime.timing import Regime, load_name
 from .batches import CLEAR, fairest, finalists, least_noisy, passed, served
+from .costs import Costs
 from .measuring import Bench, Measured, profile
 from .pricing import Prices, plan_noise_cost
 
@@ -79,9 +80,10 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     predicted = [None if each is None else each.total / 1e3 for each in spent]
     rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
     sure = all(size.known.sure for size in sizes)
+    costs = reduce(Costs.with_rows, (size.known.fresh.rows for size in sizes), Costs(every[0].costs.machine)).rows
     why = {} if rows else passed(tried[0], worth[0], best, native)
     placement = Placement(
-        "measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure, chosen=best, passed=why
+        "measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure, chosen=best, passed=why, costs=costs
     )
     return candidates[best], placement
 

@@ -54,6 +54,7 @@ def place(
     write: Write,
     noise: Mapping[str, float] | None = None,
     error: ErrorOf | None = None,
+    before: Placement | None = None,
 ) -> tuple[Candidate, Placement]:
     """Return the model with the placement that the policy selects, for all batch sizes of the job.
 
@@ -64,6 +65,7 @@ def place(
         write: Writes a plan into a model.
         noise: The noise at the outputs that each uint8 tensor adds, as far as known.
         error: Measures the error of a model; None where only estimates count.
+        before: As for `sizes_of`.
     """
     how = job.policy.how
     asked = partial(as_asked, job, facts)
@@ -72,7 +74,7 @@ def place(
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
     if not free or not costs_decide(job):
         return write(asked(rules)), Placement("rules", why=_why_rules_decide(job) if free else "")
-    sizes = sizes_of(job, facts, rules, write, noise or {})
+    sizes = sizes_of(job, facts, rules, write, noise or {}, before)
     if how == "estimated":
         plan, placement = _estimated_placement(sizes)
         return write(asked(plan)), placement
@@ -84,20 +86,39 @@ def as_asked(job: Job, facts: Facts, plan: Plan) -> Plan:
     return native_plan(facts, plan) if job.options.wants_native else plan
 
 
-def sizes_of(job: Job, facts: Facts, rules: Plan, write: Write, noise: Mapping[str, float]) -> list[Size]:
-    """Return the batch sizes with the costs that are known before anything is measured; one size without data."""
-    costs = _known_costs(job)
+def sizes_of(
+    job: Job,
+    facts: Facts,
+    rules: Plan,
+    write: Write,
+    noise: Mapping[str, float],
+    before: Placement | None = None,
+) -> list[Size]:
+    """Return the batch sizes with the costs that are known before anything is measured; one size without data.
+
+    Args:
+        job: The job; models are timed on its feeds.
+        facts: The input of the rules.
+        rules: The plan by rules.
+        write: Writes a plan into a model.
+        noise: The noise at the outputs that each uint8 tensor adds.
+        before: A placement of the same job. What was measured for it is not measured again, also where kernels had to
+            wait for a processor, so that no cache keeps it; None without one.
+    """
+    before = before or Placement()
+    costs = _known_costs(job).with_rows(before.costs)
     found, keys = [], set[str]()
     for load in job.loads or (None,):
         batch, feed, regime = (1, None, None) if load is None else (load.batch, load.feed, load.regime)
         space = Space.of(job, facts, rules, feed)
         keys.update(space.keys.values())
         prices = with_absorbed(Prices.of(space, costs, noise))
-        found.append(Size(batch, Bench.of(job, space, write, feed), Measured.of(prices), regime=regime))
+        known = Measured.of(prices, before.costs, sure=before.sure)
+        found.append(Size(batch, Bench.of(job, space, write, feed), known, regime=regime))
     if job.policy.costs is not None:
-        known = _with_costs(job, costs, keys)
-        if len(known) < len(keys):
-            few = f"{len(known)} of {len(keys)} kinds of units have costs in {job.policy.costs}; others are estimated"
+        priced = _with_costs(job, costs, keys)
+        if len(priced) < len(keys):
+            few = f"{len(priced)} of {len(keys)} kinds of units have costs in {job.policy.costs}; others are estimated"
             logging.getLogger("requant").warning("requant: %s", few)
     return found
 

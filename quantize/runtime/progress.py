@@ -22,6 +22,10 @@ SLOWEST = 3  # stages in an announcement
 MINUTES = 120.0  # from here on, times are in minutes
 LEARNED = frozenset({"try tensors alone", "try weights alone", "correct weights"})
 """The stages that low effort leaves out. Of long work they are named where they are more than half of it."""
+RELIEF = "units to float"
+"""The stage that makes models with more units in float; each goes through other stages."""
+MAYBE = "units must become float"
+"""What takes time only where the first model misses the promise of accuracy: no stage, but an entry among them."""
 UNITS: Mapping[str, str] = {
     "calibrate": "samples",
     "observe means": "samples",
@@ -78,7 +82,10 @@ def group(stage: str) -> str:
 
 
 def expect(progress: Progress, seconds: Mapping[str, float]) -> None:
-    """Tell a `Progress` that can use it how long the stages will take, about, by the names of their groups."""
+    """Tell a `Progress` that can use it how long the stages will take, about, by the names of their groups.
+
+    The entry `MAYBE` is the time of what follows if units must become float.
+    """
     tell = getattr(progress, "expect", None)
     if tell is not None:
         tell(seconds)
@@ -127,6 +134,7 @@ class Lines:
         self._total: int | None = None
         self._told: set[str] = set()
         self._spent: dict[str, float] = {}
+        self._relief = self._began  # when the first model with more units in float was begun
         self._expected: Mapping[str, float] = {}
         self._whole = 0.0  # the seconds that were announced last
         self._lock = threading.Lock()
@@ -139,15 +147,18 @@ class Lines:
                 self._leave(now)
                 self._stage, self._since = name, now
             self._done, self._total = done, total
+            if name == RELIEF and not done:
+                self._relief = now
             self._begin(now)
 
     def expect(self, seconds: Mapping[str, float]) -> None:
         """Take how long stages will take, about; print it if that is long."""
         with self._lock:
-            self._expected = {name: took + self._spent.get(name, 0.0) for name, took in seconds.items()}
+            spent = self._spent_by(time.monotonic())
+            self._expected = {name: took + spent.get(name, 0.0) for name, took in _sure(seconds).items()}
             text = announcement(seconds)
             if text:
-                self._whole = time.monotonic() - self._began + math.fsum(seconds.values())
+                self._whole = time.monotonic() - self._began + math.fsum(_sure(seconds).values())
                 self._print(text)
 
     def tick(self) -> None:
@@ -177,12 +188,32 @@ class Lines:
         """Return the stage, what is done of it, its time and the rest, and a correction of the announced time."""
         spent, total = now - self._since, self._total
         parts = [f"{self._done} of {total} {UNITS.get(self._stage, '')}".rstrip()] if total else []
-        left = self._left(spent)
+        left = self._left(spent) if self._stage != RELIEF else None
         if spent >= 1:
             parts.append(duration(spent))
             parts += [f"about {duration(left)} left"] if left is not None else []
+            parts += self._of_relief(now) if self._stage == RELIEF else []
         text = f"{self._stage}: {', '.join(parts)}" if parts else self._stage
         return text + self._corrected(now, left)
+
+    def _of_relief(self, now: float) -> list[str]:
+        """Return what the models with more units in float will still take, as text; empty if nothing is known of it.
+
+        The models that are made tell it: all of them are seldom needed. Before the first one the forecast does.
+        """
+        if self._total and self._done:
+            return [f"at most about {duration((now - self._relief) * (self._total - self._done) / self._done)} left"]
+        left = math.fsum(self._rest(now).values())
+        return [f"about {duration(left)} left"] if left >= 1 else []
+
+    def _spent_by(self, now: float) -> dict[str, float]:
+        """Return the seconds of each stage, with those of the stage that is not done."""
+        return {**self._spent, self._stage: self._spent.get(self._stage, 0.0) + now - self._since}
+
+    def _rest(self, now: float) -> dict[str, float]:
+        """Return what is left of the expected seconds of each stage."""
+        spent = self._spent_by(now)
+        return {name: max(took - spent.get(name, 0.0), 0.0) for name, took in self._expected.items()}
 
     def _left(self, spent: float) -> float | None:
         """Return the seconds that the stage will still take; None if nothing is known of them."""
@@ -194,8 +225,7 @@ class Lines:
         """Return what the whole work takes, if that is twice or half of what was announced last; else nothing."""
         if not self._whole or now - self._began < EVERY:
             return ""
-        spent = {**self._spent, self._stage: self._spent.get(self._stage, 0.0) + now - self._since}
-        rest = {name: max(took - spent.get(name, 0.0), 0.0) for name, took in self._expected.items()}
+        rest = self._rest(now)
         if left is not None:
             rest[self._stage] = left
         whole = now - self._began + math.fsum(rest.values())
@@ -208,15 +238,23 @@ class Lines:
 def announcement(seconds: Mapping[str, float]) -> str:
     """Return how long stages will take together, about, with the slowest ones; empty if they are not `LONG`.
 
-    Of minutes, most of which are for what `LEARNED` names, it says how long they are without.
+    Of minutes, most of which are for what `LEARNED` names, it says how long they are without. With the entry `MAYBE` it
+    says how long all may take.
     """
+    more, seconds = seconds.get(MAYBE, 0.0), _sure(seconds)
     whole = math.fsum(seconds.values())
     if whole < LONG:
         return ""
     slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SLOWEST]
-    text = f"about {duration(whole)} to go: {', '.join(f'{name} {duration(seconds[name])}' for name in slowest)}"
+    most = f", up to {duration(whole + more)} if {MAYBE}" if more else ""
+    text = f"about {duration(whole)} to go{most}: {', '.join(f'{name} {duration(seconds[name])}' for name in slowest)}"
     short = math.fsum(took for name, took in seconds.items() if name not in LEARNED)
     return f"{text}; about {duration(short)} with low effort" if whole >= MINUTES and 2 * short < whole else text
+
+
+def _sure(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of the stages that are sure to come."""
+    return {name: took for name, took in seconds.items() if name != MAYBE}
 
 
 def duration(seconds: float) -> str:

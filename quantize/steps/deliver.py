@@ -34,10 +34,12 @@ from ..placement.reasons import EXCLUDED, KEPT_FLOAT, NO_RANGES
 from ..result import Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, integer_share
+from ..runtime.progress import expect
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
 from .evidence import RESCUE, evidence_of, gather_evidence, widest
+from .forecast import forecast_again
 from .judge import UNMEASURED, beside_given, if_it_runs, is_slower, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
@@ -155,12 +157,13 @@ def _ruinous_in_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     Each tensor is tried alone in uint8. If `RESCUE` seconds are too short for that, no tensor is tried, and the given
     model is returned. The returned model has the evidence of the trials.
     """
+    expect(job.progress, forecast_again(job))
     tried = trial.candidate if job.policy.plan is not None else widest(job, ranges)
     evidence = evidence_of(job, ranges, tried, trial.accuracy, RESCUE, RUIN_DB)
     known = replace(trial, candidate=replace(trial.candidate, evidence=evidence))
     if not evidence.kept_float and not any(evidence.harmed_by.values()):
         return known
-    candidate = emit(job, ranges, evidence)
+    candidate = emit(job, ranges, evidence, trial.candidate.placement)
     accuracy = if_it_runs(partial(measure_accuracy, job, candidate))
     if accuracy is not None and accuracy.worst_sqnr_db > trial.accuracy.worst_sqnr_db:
         return if_it_runs(partial(judge, job, candidate, accuracy)) or known

@@ -79,15 +79,22 @@ def check_given_costs(job: Job) -> None:
         check_costs_know_units(job, facts, rules)
 
 
-def emit(job: Job, ranges: TensorRanges, evidence: Evidence) -> Candidate:
-    """Place the plan, apply it, and correct the model unless it is clearly slower than float."""
+def emit(job: Job, ranges: TensorRanges, evidence: Evidence, before: Placement | None = None) -> Candidate:
+    """Place the plan, apply it, and correct the model unless it is clearly slower than float.
+
+    Args:
+        job: The job.
+        ranges: The ranges.
+        evidence: The noise that is known.
+        before: The placement of an earlier model of the job, whose costs are not measured again; None without one.
+    """
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     if job.policy.plan is not None:
         candidate = write(read_plan(job.policy.plan, facts, rules, strict=False))
         placement = Placement("plan")
     else:
         error = partial(measured_error, job) if job.judged else None
-        candidate, placement = place(job, facts, rules, write, evidence.noise, error)
+        candidate, placement = place(job, facts, rules, write, evidence.noise, error, before)
     made = _slow(job, ranges, candidate) or correct(job, ranges, candidate)
     return replace(made, placement=placement, evidence=evidence)
 

@@ -18,6 +18,7 @@ from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
 from ..placement.runs import runs_for, runs_within, samples_for
 from ..placement.search import LEAST_MS, integers_in_bodies
 from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP, alone
+from ..runtime.progress import MAYBE, RELIEF
 from .evidence import RESCUE, TRIAL_SAMPLES
 
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
@@ -32,7 +33,11 @@ IN_INTEGERS = 0.6  # the time of a run of a plan, over that of the float model
 PROBED = 0.03  # seconds for which runs are timed for the forecast
 LEAST_SHARE = 0.05  # of a processor; a smaller measured share counts as this one, because the machine has paused
 REPEATED = 1.5  # measurements until the times are sure, the first one included
-RELIEVED = 2  # models that the relief of a model makes until one keeps the promise
+ROUNDS = 4  # models with more units in float that are emitted at most
+BETWEEN = 1  # models that are emitted between the fastest one that keeps the promise and one that misses it
+RELIEVED = 3  # models that the relief of a model makes, about: one keeps the promise, then faster ones are tried
+PRICED = 3  # plans that are profiled for each of them
+AGAIN = 0.6  # plans that are profiled for a second placement, over those of the first one
 
 
 def forecast(job: Job) -> dict[str, float]:
@@ -41,12 +46,18 @@ def forecast(job: Job) -> dict[str, float]:
     They follow from the time of one run, the number of samples, tensors and layers, the effort, and the share of a
     processor that the process gets. `calibrate` is missing if the number of samples is unknown. The constants are from
     a dozen small models, of which most stages took between half and twice the estimate. What is done only where a model
-    misses the promise of accuracy is not in it.
+    misses the promise of accuracy is the entry `MAYBE`, with all models that may then be made.
     """
     if job.feed is None or job.source is None:
         return {}
     run, crowd = _run_and_crowd(job, job.feed)
-    return {stage: crowd * seconds for stage, seconds in _stages(job, job.feed, run).items()}
+    found = _stages(job, job.feed, run)
+    if job.judged and not job.options.force_int8 and job.policy.how not in ("all", "plan"):
+        tries = not EFFORTS[job.options.effort].seconds and not job.weights.large
+        more = _again(job, job.feed, run, found) if tries else {}
+        relief = _relief(job, run, found, ROUNDS + BETWEEN)
+        found |= {MAYBE: math.fsum((*more.values(), *relief.values()))}
+    return {stage: crowd * seconds for stage, seconds in found.items()}
 
 
 def _stages(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]:
@@ -84,13 +95,42 @@ def forecast_relief(job: Job, *, tries: bool) -> dict[str, float]:
     if job.feed is None or job.source is None:
         return {}
     run, crowd = _run_and_crowd(job, job.feed)
-    every = _stages(job, job.feed, run)
-    compared = every.get("compare", 0.0) / (2 if EFFORTS[job.options.effort].seconds else 1)
-    corrected = every.get("correct weights", 0.0)
-    found = {"correct weights": RELIEVED * corrected, "compare": RELIEVED * compared, "time": every.get("time", 0.0)}
+    found = _relief(job, run, _stages(job, job.feed, run), RELIEVED)
     if tries:
         found |= _trials(job, job.feed, run, RESCUE)
     return {stage: crowd * seconds for stage, seconds in found.items() if seconds}
+
+
+def forecast_again(job: Job) -> dict[str, float]:
+    """Return the seconds of the stages, as `forecast` does, where tensors are tried that alone ruin the outputs.
+
+    The model is placed again then.
+    """
+    if job.feed is None or job.source is None:
+        return {}
+    run, crowd = _run_and_crowd(job, job.feed)
+    found = _again(job, job.feed, run, _stages(job, job.feed, run))
+    return {stage: crowd * seconds for stage, seconds in found.items()}
+
+
+def _again(job: Job, feed: Mapping[str, Array], run: float, every: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of trials of all tensors and of a second placement, from those of all stages of the first."""
+    placed = ("correct weights", "compare placements", "compare", "time")
+    found = _trials(job, feed, run, RESCUE) | {stage: every[stage] for stage in placed if stage in every}
+    return found | {"measure costs": AGAIN * every["measure costs"]} if "measure costs" in every else found
+
+
+def _relief(job: Job, run: float, every: Mapping[str, float], models: int) -> dict[str, float]:
+    """Return the seconds of the stages of relief that makes some models, from the seconds of a run and of all stages.
+
+    For each model plans are profiled, and the fastest one is timed beside another.
+    """
+    compared = every.get("compare", 0.0) / (2 if EFFORTS[job.options.effort].seconds else 1)
+    found = {"correct weights": every.get("correct weights", 0.0), "compare": compared}
+    if "measure costs" in every:
+        raced = _in_turns(IN_INTEGERS * run, 2, job.options.seconds) * len(job.loads)
+        found[RELIEF] = every["measure costs"] * PRICED / PROFILES + raced
+    return {stage: models * seconds for stage, seconds in found.items()} | {"time": every.get("time", 0.0)}
 
 
 def _trials(job: Job, feed: Mapping[str, Array], run: float, seconds: float) -> dict[str, float]:

@@ -14,18 +14,15 @@ from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS
 from ..placement.absorbers import absorbers_of
 from ..placement.noise import Noises
-from ..placement.priced_plans import PricedPlans, plans_by_price
+from ..placement.priced_plans import PricedPlans, is_same, plans_by_price
 from ..placement.rules import able, stock_plan
-from ..runtime.progress import expect
+from ..runtime.progress import RELIEF, expect
 from .emit import correct, plan_by_rules
 from .evidence import RESCUE, evidence_of, widest
-from .forecast import forecast_relief
+from .forecast import BETWEEN, ROUNDS, forecast_relief
 from .judge import if_it_runs, judge, measure_accuracy, promised
 from .ranges import TensorRanges
 
-STAGE = "units to float"
-ROUNDS = 4  # models that are emitted at most
-BETWEEN = 1  # models that are emitted between the fastest one that keeps the promise and one that misses it
 CHEAPEST, STEPS = 0.02, 24  # the least price of all noise, as a share of the float model's time; each step doubles it
 HALVINGS = 5  # of a range of prices or noises, on a logarithmic scale
 PROFILES = 3  # plans of a round that are profiled at most; each gives costs for the next one
@@ -54,14 +51,14 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """
     if job.policy.how in ("all", "plan") or promised(job, trial.accuracy).kept:
         return trial
-    job.progress(STAGE, 0, ROUNDS + BETWEEN)  # says why tensors are tried now
+    job.progress(RELIEF, 0, ROUNDS + BETWEEN)  # says why tensors are tried now
     expect(job.progress, forecast_relief(job, tries=_tries(job, trial)))
     evidence = _evidence(job, ranges, trial)
     if not evidence.noise:
         return trial
-    job.progress(STAGE, 0, ROUNDS + BETWEEN)  # planning may take seconds
+    job.progress(RELIEF, 0, ROUNDS + BETWEEN)  # planning may take seconds
     facts, rules, write = plan_by_rules(job, ranges, evidence)
-    plans = plans_by_price(job, facts, rules, write, evidence.noise)
+    plans = plans_by_price(job, facts, rules, write, evidence.noise, trial.candidate.placement)
     absorbers = absorbers_of(facts, rules, able(facts, rules))
     noise = Noises.of(rules, evidence.noise, evidence.noise_of, absorbers, evidence.noise_of_weights).of_plan
     made = partial(_made, job, ranges, write, trial, evidence)
@@ -90,7 +87,7 @@ def _fastest_kept(
     best: _Kept | None = None
     accuracy, missed = trial.accuracy, trial.candidate.plan
     for number in range(ROUNDS):
-        job.progress(STAGE, number, ROUNDS + BETWEEN)
+        job.progress(RELIEF, number, ROUNDS + BETWEEN)
         missing = noise(missed)
         limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missing
         plans, found = _faster(plans, noise, best, missing) if best else _quiet(plans, noise, limit, missing)
@@ -143,12 +140,12 @@ def _between(
         best: A model that keeps the promise.
     """
     middle = len(path) // 2
-    while path and not _is_faster(plans, path[middle], best.candidate.plan):
+    while path and not _is_faster(plans, path[middle], best.candidate):
         path = path[:middle]
         middle //= 2
     if not path:
         return best
-    job.progress(STAGE, ROUNDS, ROUNDS + BETWEEN)
+    job.progress(RELIEF, ROUNDS, ROUNDS + BETWEEN)
     candidate = if_it_runs(partial(made, path[middle]))
     tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
     if candidate is None or tried is None or not promised(job, tried).kept:
@@ -156,9 +153,9 @@ def _between(
     return replace(best, candidate=candidate, accuracy=tried)
 
 
-def _is_faster(plans: PricedPlans, plan: Plan, other: Plan) -> bool:
-    """Return whether a plan is clearly faster than another one: by the costs, and then by timing both."""
-    return plans.share(plan) <= FASTER * plans.share(other) and plans.ratio(plan, other) <= FASTER
+def _is_faster(plans: PricedPlans, plan: Plan, other: Candidate) -> bool:
+    """Return whether a plan is clearly faster than a model: by the costs, and then by timing both."""
+    return plans.share(plan) <= FASTER * plans.share(other.plan) and plans.ratio(plan, other) <= FASTER
 
 
 def _quiet(
@@ -194,16 +191,21 @@ def _faster(
 ) -> tuple[PricedPlans, Plan | None]:
     """Return the costs known at last, and a faster plan than that of a model that keeps the promise.
 
-    Its noise is between that of the model and `missing`; the plan is None if there is none.
+    Its noise is between that of the model and `missing`; the plan is None if there is none. Of plans that are not
+    cheaper by their costs nothing is measured.
     """
-    limit = best.noise
+    limit, tried = best.noise, [best.candidate.plan]
     for _ in range(HALVINGS):
         limit = math.sqrt(limit * missing)
-        plans, found = _fastest(plans, noise, limit)
-        if found is None or _is_same(found, best.candidate.plan):
+        cheap = _quieter(plans, noise, limit)
+        if cheap is None or 0 < plans.share(best.candidate.plan) <= plans.share(cheap):  # costs are 0 if unknown
             continue
-        if plans.ratio(found, best.candidate.plan) <= FASTER:
+        plans, found = _fastest(plans, noise, limit)
+        if found is None or any(is_same(found, each) for each in tried):
+            continue
+        if plans.ratio(found, best.candidate) <= FASTER:
             return plans, found
+        tried.append(found)
     return plans, None
 
 
@@ -222,7 +224,7 @@ def _without_library(job: Job, plans: PricedPlans, best: _Kept, made: Callable[[
     stock, count = stock_plan(plan), sum(plan.impl(unit).native for unit in plan.units)
     if job.options.wants_native or not 0 < count <= FEW or not stock.has_int8:
         return best
-    if not 0 < plans.ratio(stock, plan) <= 1 / FASTER:  # 0 where costs are not measured
+    if not 0 < plans.ratio(stock, best.candidate) <= 1 / FASTER:  # 0 where costs are not measured
         return best
     candidate = made(stock)
     accuracy = measure_accuracy(job, candidate)
@@ -252,17 +254,12 @@ def _fastest(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -
     tried: list[tuple[float, Plan]] = []
     for _ in range(PROFILES):
         plan = _quieter(plans, noise, limit)
-        if plan is None or any(_is_same(plan, before) for _, before in tried):
+        if plan is None or any(is_same(plan, before) for _, before in tried):
             break
         plans, took = plans.measured(plan)
         tried.append((took, plan))
     _, best = min(tried, key=lambda row: row[0], default=(0.0, None))
     return plans, best
-
-
-def _is_same(one: Plan, other: Plan) -> bool:
-    """Return whether two plans of the same units have the same implementations."""
-    return all(one.impl(unit) is other.impl(unit) for unit in one.units)
 
 
 def _quieter(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> Plan | None:

@@ -26,7 +26,7 @@ from requant.quantize.options.build import build_options
 from requant.quantize.options.declared import BATCHES as BATCHES_OPTION
 from requant.quantize.placement import batches as module
 from requant.quantize.placement import costs as store
-from requant.quantize.placement import racing
+from requant.quantize.placement import measuring, priced_plans, racing
 from requant.quantize.placement import search as searching
 from requant.quantize.placement.batches import (
     MEASURED_NOISE,
@@ -381,6 +381,42 @@ def test_costs_are_measured_at_every_batch_size(model: Path) -> None:
     rows = [measure_costs(model, str(model.with_name("d.npz")), Options(batch=batch)).rows for batch in (1, 4, (1, 4))]
     assert set(rows[0]).isdisjoint(rows[1])
     assert set(rows[2]) == {*rows[0], *rows[1]}
+
+
+def test_costs_of_a_busy_machine_are_measured_once_in_a_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache keeps no costs of kernels that waited: each placement of a run measured all of them again."""
+    monkeypatch.setattr(measuring, "settled", lambda profiles: False)
+    monkeypatch.setattr(searching, "LEAST_MS", 0.0)
+    counted = []
+
+    def measure(*given: Any) -> Measured:
+        counted.append(given)
+        return measuring.measure_units(*given)
+
+    for place_of_use in (searching, priced_plans):
+        monkeypatch.setattr(place_of_use, "measure_units", measure)
+    begin = begun(model, place="measured", seconds=0.1)
+    _, first = place(*begin)
+    sizes = len(BATCHES)
+    assert (len(counted), first.sure) == (sizes, False)
+    assert {Impl.FLOAT.value, Impl.U8.value} <= {impl for row in first.costs.values() for impl in row}
+    _, second = place(*begin, before=first)
+    plans_by_price(*begin, {"x": 1e-4, "a": 1e-4}, second)
+    assert (len(counted), second.sure) == (sizes, False)
+    assert second.costs.keys() == first.costs.keys()
+    place(*begin)
+    assert len(counted) == 2 * sizes
+
+
+def test_a_plan_is_profiled_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = begun(model, place="measured")
+    plans = plans_by_price(*begin, {"x": 1e-4, "a": 1e-4})
+    cheap, dear = plans(0.0), plans(1e6)
+    plans, took = plans.measured(cheap)
+    monkeypatch.setattr(priced_plans, "profile", None)
+    assert plans.measured(cheap) == (plans, took)
+    with pytest.raises(TypeError, match="NoneType"):
+        plans.measured(dear)
 
 
 # ------------------------------------------------------------------------------------------------------ whole runs

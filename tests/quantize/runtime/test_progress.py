@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from requant.quantize.runtime import progress
-from requant.quantize.runtime.progress import Adding, Lines, Stopwatch, announcement
+from requant.quantize.runtime.progress import MAYBE, RELIEF, Adding, Lines, Stopwatch, announcement
 
 
 class Told:
@@ -106,6 +106,37 @@ def test_work_that_is_announced_again_begins_anew(monkeypatch: pytest.MonkeyPatc
     told.lines.expect({"compare": 12.0})
     assert told.at(30) == ["   30.00 s  about 12 s to go: compare 12 s"]
     assert not any("in all" in line for line in told.at(41, "compare", 0, None))
+
+
+def test_what_may_follow_is_announced_but_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.lines.expect({"calibrate": 2.0, MAYBE: 600.0})
+    assert told.at(0) == []  # that is not long
+    told.lines.expect({"calibrate": 16.0, "time": 4.0, MAYBE: 55.0})
+    line = "about 20 s to go, up to 75 s if units must become float: calibrate 16 s, time 4 s"
+    assert told.at(0) == [f"    0.00 s  {line}"]
+    assert not any("in all" in line for line in told.at(15, "calibrate", 15, 16))
+    assert "low effort" not in announcement({"calibrate": 130.0, MAYBE: 1000.0})
+
+
+def test_models_with_more_units_in_float_tell_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes through other stages; all of them together show what another one takes."""
+    told = Told(monkeypatch)
+    told.at(0, RELIEF, 0, 5)
+    told.at(20, RELIEF, 0, 5)  # tensors were tried before
+    told.lines.expect({RELIEF: 30.0, "correct weights": 60.0})
+    told.at(20)
+    assert told.at(32)[-1] == "   30.00 s  units to float: 0 of 5, 30 s, about 80 s left"  # of 90 s since 20
+    told.at(32, "correct weights", 0, 4)
+    told.at(50, RELIEF, 1, 5)
+    assert told.at(64)[-1] == "   62.00 s  units to float: 1 of 5, 12 s, at most about 3 min left"  # 4 times 42 s
+    assert told.at(130)[-1] == "  122.00 s  units to float: 1 of 5, 72 s, at most about 7 min left"
+
+
+def test_without_a_forecast_nothing_is_told_of_models_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.at(0, RELIEF, 0, 5)
+    assert told.at(20)[-1].endswith("units to float: 0 of 5, 13 s")
 
 
 def test_a_stopwatch_passes_everything_on() -> None:

@@ -13,6 +13,7 @@ from requant import RequantError
 from requant.quantize import Options
 from requant.quantize.placement.noise import Noises
 from requant.quantize.steps import relieve
+from requant.quantize.steps.forecast import BETWEEN, ROUNDS
 from requant.quantize.steps.relieve import _fastest
 from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 
@@ -39,8 +40,8 @@ class Priced:
     def share(self, plan: Plan) -> float:
         return 1.0 + sum(self.extra[unit.name] for unit in UNITS if not plan.impl(unit).int8)
 
-    def ratio(self, plan: Plan, other: Plan) -> float:
-        return self.measured(plan)[1] / self.measured(other)[1]
+    def ratio(self, plan: Plan, other: Any) -> float:
+        return self.measured(plan)[1] / self.measured(other.plan)[1]
 
     def measured(self, plan: Plan) -> tuple[Priced, float]:
         floats = {unit.name for unit in UNITS if not plan.impl(unit).int8}
@@ -90,7 +91,9 @@ class Promised:
 
 
 def model(plan: Plan) -> Any:
-    return SimpleNamespace(plan=plan, evidence=SimpleNamespace(noise=NOISE, noise_of={}, noise_of_weights={}))
+    return SimpleNamespace(
+        plan=plan, placement=None, evidence=SimpleNamespace(noise=NOISE, noise_of={}, noise_of_weights={})
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,28 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
     """The first model has too little noise: what a few samples miss the promise by is mostly chance."""
     found = relieved(monkeypatch, Priced(EVEN, EVEN), most, fails)
     assert (None if found is None else floats_in(found)) == floats
+
+
+@pytest.mark.parametrize(("extra", "raced"), [(1.0, ["ab", "a"]), (0.0, [])])
+def test_a_plan_that_is_not_faster_is_timed_once_and_a_dearer_one_never(
+    monkeypatch: pytest.MonkeyPatch, extra: float, raced: list[str]
+) -> None:
+    """Five limits of noise give two plans; each was profiled and timed up to four times."""
+    plans, timed = Priced(dict.fromkeys(NAMES, extra), EVEN), []
+
+    def ratio(self: Priced, plan: Plan, other: Any) -> float:
+        timed.append(floats_in(plan))
+        return 1.0
+
+    monkeypatch.setattr(Priced, "ratio", ratio)
+    if not raced:
+        monkeypatch.setattr(Priced, "measured", None)
+    accuracy: Any = None
+    quiet = Plan(UNITS, {name: Choice(Impl.U8 if name == "d" else Impl.FLOAT) for name in NAMES})
+    best = relieve._Kept(model(quiet), accuracy, noise(quiet))
+    some: Any = plans
+    assert relieve._faster(some, noise, best, 15.0)[1] is None
+    assert timed == raced
 
 
 PROPORTIONAL = {**NOISE, "d": 1e9}
@@ -175,7 +200,7 @@ def relieved(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fails: st
     start: Any = SimpleNamespace(candidate=model(Plan(UNITS, dict.fromkeys(NAMES, Choice(Impl.U8)))), accuracy=15.0)
     ranges: Any = None
     found: Any = relieve.relieved(job, ranges, start)
-    assert len(written) <= relieve.ROUNDS + relieve.BETWEEN
+    assert len(written) <= ROUNDS + BETWEEN
     return None if found is start else found[0]
 
 
