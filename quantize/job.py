@@ -73,7 +73,8 @@ class Job:
         source: Data that give ranges and corrections; None without data.
         held: Data that give nothing, so that the model can be judged on them; None if all data are in `source`.
         runtime: What runs the INT8 model, and both models where they are timed.
-        equalized: Whether channels of `simple` are scaled between layers.
+        scaled: The corrections that scaled channels of `simple`.
+        unscaled: The job with channels as they were, which is written where float is; None if that is this job.
         judged: Whether the data are the user's: random inputs are no evidence for or against a model.
         loads: The runs for timing and profiles, at each of `options.batches`; see `loads_of`. Empty without data.
         options: The user's options.
@@ -106,7 +107,8 @@ class Job:
     progress: Progress
     held: Source | None = None
     runtime: Runtime = STOCK
-    equalized: bool = False
+    scaled: frozenset[str] = frozenset()
+    unscaled: Job | None = None
 
     @property
     def judging(self) -> Source | None:

@@ -55,7 +55,7 @@ def equalized(job: Job, *, samples: int = SAMPLES) -> Job:
     count = f"{len(scales)} group{'s' if len(scales) > 1 else ''} of tensors"
     note = f"channels of {count} scaled for integers"
     source = serialize(model, job.folder)
-    return replace(job, simple=model, float_source=source, notes=(*job.notes, note), equalized=True)
+    return replace(job, simple=model, float_source=source, notes=(*job.notes, note), scaled=job.scaled | {"equalize"})
 
 
 def observed(model: ir.Model, groups: Iterable[Group], samples: Iterable[Sample]) -> dict[str, Channels]:

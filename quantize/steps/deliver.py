@@ -244,6 +244,7 @@ def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.P
     its operators keep doing so, unless float is faster or they ruin the outputs. If simplification makes the float
     model slower, the output is the model that the user gave.
     """
+    job = job.unscaled or job
     plan = trial.candidate.plan
     written: Written = "float"
     untried = not plan.has_int8  # the judged and timed model is the float model

@@ -20,6 +20,7 @@ from ...transforms.int8.weights import Adjustment
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalized
+from ..corrections.norm_scales import norms_scaled
 from ..job import Candidate, Evidence, Job, Placement, Purpose
 from ..kernels.attentions import wrap_attentions
 from ..kernels.caches import wrap_caches
@@ -44,7 +45,8 @@ from .ranges import TensorRanges
 
 
 def equalize(job: Job) -> Job:
-    """Return the job with an equalized model if the corrections include equalization."""
+    """Return the job with channels scaled as the corrections say: in front of norms, and between layers."""
+    job = norms_scaled(job) if "norms" in job.corrections else job
     return equalized(job) if "equalize" in job.corrections else job
 
 
@@ -190,7 +192,8 @@ def _corrections(job: Job, ranges: TensorRanges, plan: Plan, adjusted: Mapping[s
     rounded = any(each.stored is not None or each.blocked is not None for each in adjusted.values())
     found = {
         "results": not ranges.by_results.isdisjoint(plan.observed),
-        "equalize": job.equalized and bool(plan.observed),
+        "norms": "norms" in job.scaled and bool(plan.observed),
+        "equalize": "equalize" in job.scaled and bool(plan.observed),
         "means": bool(with_means - shifted),
         "bias": bool(shifted),
         "rounding": rounded,

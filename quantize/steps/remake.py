@@ -67,10 +67,10 @@ def remake(
     if written == "int8":
         candidate = correct(job, ranges, write(read_plan(recipe.plan, facts, rules)))
         return as_written(candidate.model, job, ranges, candidate.plan, written)
-    kept = job if written == "float" else as_given(job, simplified=written == "given")
+    kept = (job.unscaled or job) if written == "float" else as_given(job, simplified=written == "given")
     model = kept.simple.clone()
     describe_origin(model, (), {}, job.asked())
-    return as_written(model, kept, ranges, all_float(rules if kept is job else kept.all_int8_plan), written)
+    return as_written(model, kept, ranges, all_float(rules if written == "float" else kept.all_int8_plan), written)
 
 
 def all_float(plan: Plan) -> Plan:

@@ -1,0 +1,189 @@
+"""Fill the range of a convolution in front of a normalization: each channel gets all of its steps.
+
+The tensor has one range for all channels, but an instance norm takes any scale k and any shift d of a channel out
+again. The rounding noise behind the norm is, for a channel with the factor g and the variance v,
+
+    g^2 / v  D^2 / (12 k^2),
+
+where D is the step of the common range. The range is kept, so k is greatest, and the noise least, if each channel
+``k (x - d)`` has the whole range. Epsilon becomes epsilon / k^2, so that the result changes by the factor
+``sqrt((v + epsilon) / (v + epsilon / k^2))``. The norm's own factor takes out its mean over the samples, and k is made
+less where what is left exceeds `CHANGE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from ...calibration.execution import Execution
+from ...calibration.runner import observe
+from ...calibration.samples import Sample
+from ...transforms.graph import constant, node_name
+from ...transforms.norm_scales import NormedChannels, find_normed, scale_normed
+from ...transforms.rewriter import names, unused_name
+from ..job import Job
+from ..model.files import serialize
+from .channel_noise import Floats
+
+SAMPLES = 16
+LEAST_GAIN = 0.05
+"""Channels stay as they are if scales remove less than this share of the noise."""
+MOST = 2.0**7
+"""The greatest factor of a channel. A narrower channel may be narrow by chance."""
+CHANGE = 1e-3
+"""The greatest change of a channel by epsilon, as a share of it: 60 dB."""
+TINY = 1e-30
+LESS = 0.9
+"""The exponent of a step towards the factor 1."""
+STEPS = 50
+"""After so many steps the factor of a channel is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Statistics of the channels in front of a normalization, all of shape (C,).
+
+    Attributes:
+        lo: The least value of the tensor that becomes uint8.
+        hi: Its greatest value.
+        least: The least variance of a sample of what the normalization reads.
+        most: The greatest variance.
+        mean: The mean variance.
+    """
+
+    lo: Floats
+    hi: Floats
+    least: Floats
+    most: Floats
+    mean: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The arguments of `scale_normed`, all of shape (C,)."""
+
+    factor: Floats
+    shift: Floats
+    gain: Floats
+
+
+def norms_scaled(job: Job, *, samples: int = SAMPLES) -> Job:
+    """Return a job whose simplified model fills the ranges in front of normalizations of single channels.
+
+    The names of nodes and tensors stay, so the plan stays valid. The job is returned as it is where nothing gains, and
+    `Job.unscaled` is the job before. Tensors with ranges or QDQ pairs from the user are left alone.
+
+    Raises:
+        RequantError: The data do not fit the model.
+    """
+    if not job.judged or job.source is None or job.supply.ranges is not None or job.weights.large:
+        return job
+    plan = job.all_int8_plan
+    integer = {name for unit in plan.units if plan.impl(unit).reads_u8 for name in unit.nodes}
+    model = job.simple.clone()
+    usable = [
+        each
+        for each in find_normed(model)
+        if node_name(each.conv) in integer and not job.reserved.intersection(each.produced.tensors)
+    ]
+    seen = observed(model, usable, job.source.samples(samples)) if usable else {}
+    taken, count = names(model), 0
+    for each in usable:
+        scales = choose(each, seen[each.produced.tensor]) if each.produced.tensor in seen else None
+        if scales is not None:
+            count += scale_normed(each, scales.factor, scales.shift, scales.gain, taken)
+    if not count:
+        return job
+    note = f"channels of {count} tensor{'s' if count > 1 else ''} scaled in front of norms"
+    source = serialize(model, job.folder)
+    scaled = job.scaled | {"norms"}
+    return replace(job, simple=model, float_source=source, notes=(*job.notes, note), scaled=scaled, unscaled=job)
+
+
+def observed(model: ir.Model, found: Sequence[NormedChannels], samples: Iterable[Sample]) -> Mapping[str, Seen]:
+    """Return the statistics of channels by the result of their convolution. Tensors that are not finite are left out.
+
+    Raises:
+        RequantError: The data do not fit the model.
+    """
+    probe = model.clone()
+    values = ir.convenience.create_value_mapping(probe.graph, include_subgraphs=False)
+    taken, variances, axes = names(probe), dict[str, str](), dict[str, int]()
+    for each in found:
+        first = each.produced.tensor
+        variance = _variance(probe.graph, values[str(each.normed.name)], taken)
+        variances[first] = variance
+        axes |= {_rounded(each): 1, variance: 1}
+    seen = observe(
+        serialize(probe), (), samples, histogram=False, channel_axis=axes, execution=Execution(strict=False)
+    ).channels
+    known: dict[str, Seen] = {}
+    for each in found:
+        first, rounded = each.produced.tensor, _rounded(each)
+        if rounded in seen and variances[first] in seen:
+            span, power = seen[rounded], seen[variances[first]]
+            known[first] = Seen(span.lo, span.hi, power.lo, power.hi, power.mean)
+    return known
+
+
+def choose(found: NormedChannels, seen: Seen) -> Scales | None:
+    """Return the scales and shifts that fill a range; None if they remove less than `LEAST_GAIN` of the noise."""
+    low, high = min(0.0, float(seen.lo.min())), max(0.0, float(seen.hi.max()))
+    shift = (seen.lo + seen.hi) / 2 if found.shifts else np.zeros_like(seen.lo)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if found.shifts:
+            widest = float((seen.hi - seen.lo).max())
+            factor, width = widest / (seen.hi - seen.lo), widest
+        else:
+            up, down = (np.where(part > 0, most / part, np.inf) for part, most in ((seen.hi, high), (-seen.lo, -low)))
+            factor, width = np.minimum(up, down), high - low
+    live = (seen.least > 0) & np.isfinite(factor)
+    factor = np.where(live, np.clip(factor, 1.0, MOST), 1.0)
+    factor = _bounded(factor, seen, found.epsilon)
+    gain = constant(found.gain.folds[0].node.inputs[1])
+    assert gain is not None  # it is a fold
+    weight = np.where(live, np.square(gain.numpy().astype(np.float64)) / np.maximum(seen.mean, TINY), 0.0)
+    before, after = (high - low) ** 2 * weight.sum(), width**2 * (weight / factor**2).sum()
+    if after > (1 - LEAST_GAIN) * before or not before:
+        return None
+    low_end, high_end = (_change(factor, each, found.epsilon) for each in (seen.least, seen.most))
+    return Scales(factor, shift, 1 / np.sqrt(low_end * high_end))
+
+
+def _bounded(factor: Floats, seen: Seen, epsilon: float) -> Floats:
+    """Return the factors, made less where epsilon would change a channel by more than `CHANGE`."""
+    for _ in range(STEPS):
+        ends = [_change(factor, each, epsilon) for each in (seen.least, seen.most)]
+        over = np.sqrt(ends[0] / ends[1]) > 1 + CHANGE
+        if not over.any():
+            return factor
+        factor = np.where(over, factor**LESS, factor)
+    return np.where(over, 1.0, factor)
+
+
+def _change(factor: Floats, variance: Floats, epsilon: float) -> Floats:
+    """Return by which factor a normalized channel grows if what is normalized is scaled by `factor`, (C,)."""
+    return np.asarray(np.sqrt((variance + epsilon) / (variance + epsilon / factor**2)))
+
+
+def _variance(graph: ir.Graph, value: ir.Value, taken: set[str]) -> str:
+    """Append the variance of each channel of a tensor (N, C, ...) to a graph; return its name, (N, C, 1, ...)."""
+    made = value
+    for op in ("GlobalAveragePool", "Sub", "Mul", "GlobalAveragePool"):
+        inputs = {"Sub": [value, made], "Mul": [made, made]}.get(op, [made])
+        node = ir.node(op, inputs, name=unused_name(taken, f"{value.name}_{op}"))
+        made = node.outputs[0]
+        made.name = node.name
+        graph.append(node)
+    return str(made.name)
+
+
+def _rounded(found: NormedChannels) -> str:
+    """Return the first tensor behind a convolution that becomes uint8: the result of the activation that it absorbs."""
+    passed = found.produced.passed
+    absorbed = passed and passed[0].op_type in ("Relu", "LeakyRelu", "PRelu")
+    return str(passed[0].outputs[0].name) if absorbed else found.produced.tensor
