@@ -20,7 +20,7 @@ from ...transforms.graph import (
     sole_reader,
     whole_first,
 )
-from ...transforms.int8.ops import GROUP_NORM, INTERPOLATION, RELUS
+from ...transforms.int8.ops import GROUP_NORM, INTERPOLATION, RELUS, SLOPED
 from ...transforms.int8.packed_conv import BLOCK, Packing, packing_of, unpacked
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.qlinear import equal_parameters
@@ -41,12 +41,15 @@ CONVOLUTION = (*X, "w", "w_scale", "w_zero_point", *Y, "B", "table", *RESIDUAL, 
 WEIGHTS, BIAS = CONVOLUTION.index("w"), CONVOLUTION.index("B")
 TRANSPOSED = CONVOLUTION[: CONVOLUTION.index("table") + 1]
 TABLE, LINES = ("x", "table"), ("x", "lines")
+SLOPED_LINES = (*LINES, "slopes")
 PAIR = (*X, "b", "b_scale", "b_zero_point", *Y, "table")
 REQUANTIZED = (*X, *Y)
 NORMALIZED = (*X, "scale", "B", *Y)
 CONCAT = ("a", "a_table", "b", "b_table", "c", "c_table", "d", "d_table")
 WINDOW = {"dilations": [1, 1], "pads": [0, 0, 0, 0], "strides": [1, 1]}
 """The attributes of a kernel on an image, with their defaults."""
+ALL = 255
+STEEPEST = 2**21  # steps of the result for each step of x; half of ``kMost`` in the native sources
 UNSIGNED = (ir.DataType.UINT8, ir.DataType.FLOAT)
 """Types of zero points and scales."""
 
@@ -441,6 +444,28 @@ def _table(site: Site) -> Call | None:
     return None
 
 
+def _sloped(site: Site) -> Call | None:
+    """Return the call for a PRelu of two parts: lines of each channel or of each element; None if it is another form.
+
+    A result may differ by a step from that of the body, where it is in the middle between two integers.
+    """
+    relu, clip, mul, add = nodes = [site.nodes[name] for name in site.unit.nodes]
+    pairs = [pair for node in (relu, clip) if (pair := _dequantized(node.inputs[0])) is not None]
+    if (table := _table(site)) is not None or len(pairs) < 2 or pairs[0].inputs[0] is not pairs[1].inputs[0]:
+        return table
+    slopes = next(value for value in mul.inputs if value is not clip.outputs[0])
+    if not _are_constants([*_operands(pairs[0])[1:], slopes, *_operands(site.quantize)[1:]]):
+        return None
+    before, after = (_parameters(node) for node in (pairs[0], site.quantize))
+    rise = before.scale.item() / after.scale.item()
+    lines, factors = np.array([[rise], [rise], [after.zero_point.item()]], np.float32), constant(slopes)
+    if factors is None or not rise * max(1, np.abs(factors.numpy()).max()) < STEEPEST:
+        return None
+    told = attributes_of({"bend": before.zero_point.item(), "most": ALL, "sloped": 1, "planes": int(site.images)})
+    inputs, body = [pairs[0].inputs[0], None, slopes], [*dict.fromkeys(pairs), *nodes, site.quantize]
+    return Call("Lines", str(add.name), SLOPED_LINES, inputs, body, told, values={"lines": lines})
+
+
 def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain], place: Place) -> None:
     """Find what a tensor, and the tensors between it and `root`, are functions of, and add it to `chains`."""
     node, known = value.producer(), INTEGER.keys() | ELEMENTWISE | CHANNELWISE
@@ -467,7 +492,8 @@ CALLS: Mapping[str, Callable[[Site], Call | None]] = {
     "Resize": _resized,
     INTERPOLATION: _resized,
     GROUP_NORM: _normalized,
+    SLOPED: _sloped,
 }
 """What makes the call of a unit, by its operator; `_table` for all others."""
-IMAGES = frozenset(CALLS) - {"Add", "Mul", "Concat"}
+IMAGES = frozenset(CALLS) - {"Add", "Mul", "Concat", SLOPED}
 """The units whose tensors are images in any model."""

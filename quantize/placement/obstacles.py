@@ -18,13 +18,14 @@ from ...transforms.graph import (
     whole_first,
 )
 from ...transforms.int8.forms import RECURRENT
-from ...transforms.int8.ops import FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, TABLE, WHOLE, Kernel, Op
+from ...transforms.int8.ops import FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, SLOPED, TABLE, WHOLE, Kernel, Op
 from ...transforms.int8.plan import Impl, Unit
 from ...transforms.int8.reasons import ALREADY, NONE, Reason
 from ...transforms.int8.units import activations
 from ...transforms.patterns.conv_transposes import has_whole_strides
 from ...transforms.patterns.elementwise import CHANNELWISE, Place, channels_of
 from ...transforms.patterns.resizes import IMAGE, find_resizing
+from ...transforms.patterns.slopes import Sloped, slopes_channels, slopes_each
 from ..options.declared import Strategy
 from ..runtime.kernels import uint8_kernels
 from . import reasons as why
@@ -50,7 +51,7 @@ TABLES = frozenset(op for op, row in OPS.items() if row.native_u8 == TABLE)
 FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid", *TABLES}) - CHANNELWISE
 """The functions that a native convolution may absorb: the same one for all channels."""
 NATIVE = frozenset(
-    {"Conv", "ConvTranspose", "Concat", "DepthToSpace", "Resize", GROUP_NORM, INTERPOLATION}
+    {"Conv", "ConvTranspose", "Concat", "DepthToSpace", "Resize", GROUP_NORM, INTERPOLATION, SLOPED}
     | {*POOLS, *PAIRS, *TABLES, *FUNCTIONS}
 )
 """The units that native operators compute: of images, of two tensors, and functions of one element."""
@@ -89,6 +90,8 @@ def _native_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
         return _transposed_obstacle(unit, facts)
     if unit.op == GROUP_NORM:  # it adds in integers, its body in float
         return why.NO_FORM if facts.exact else _tensor_obstacle(unit, facts, (*unit.inputs, *unit.outputs))
+    if unit.op == SLOPED:  # `sloped_obstacle` has seen its shapes
+        return _tensor_obstacle(unit, facts, (*unit.inputs, *unit.outputs))
     images = len(shapes[-1]) == IMAGE and facts.convolves
     channel = 1 if images else len(shapes[-1]) - 1
     if unit.op in TABLES and len(shapes[0]) != len(shapes[-1]):  # a constant with more axes adds them
@@ -126,6 +129,19 @@ def _transposed_obstacle(unit: Unit, facts: Facts) -> Reason:
         return why.NO_FORM
     touched = (*unit.inputs, *unit.outputs)
     return _tensor_obstacle(unit, facts, touched) or compute_obstacle(node, OPS[unit.op])
+
+
+def sloped_obstacle(found: Sloped, facts: Facts) -> Reason:
+    """Return why a PRelu of two parts cannot be a native operator: its slopes are neither of channels nor of elements.
+
+    The lines of each element may differ from the body by a step, where that is in the middle between two integers.
+    """
+    shape = plain_shape(facts.values.get(str(found.x.name)))
+    if shape is None or plain_shape(facts.values.get(str(found.nodes[-1].outputs[0].name))) != shape:
+        return why.NO_FORM
+    channel = 1 if len(shape) == IMAGE and facts.convolves else len(shape) - 1
+    fits = slopes_channels(found, Place(len(shape), channel)) or (slopes_each(found, shape) and not facts.exact)
+    return NONE if fits else why.NO_FORM
 
 
 def _table_form_obstacle(unit: Unit, facts: Facts, place: Place) -> Reason:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...system.given import check_kind, or_default
 from ...transforms.graph import axes_of, bodies, computing_graphs, plain_shape
-from ...transforms.int8.ops import GATE, GROUP_NORM, OPS, WHOLE, float_reason
+from ...transforms.int8.ops import GATE, GROUP_NORM, OPS, SLOPED, WHOLE, float_reason
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
 from ...transforms.int8.qparams import BlockForm, Scheme
 from ...transforms.int8.reasons import FUSED_GROUP, NONE, UNFUSED_GROUP, Reason
@@ -23,12 +23,13 @@ from ...transforms.int8.units import Compound, units
 from ...transforms.patterns.attention import OPERATORS, find_attention, missing_form
 from ...transforms.patterns.group_norms import OPERATORS as NORMS
 from ...transforms.patterns.group_norms import find_group_norm
+from ...transforms.patterns.slopes import find_sloped
 from ...transforms.verify import check_model
 from ..options.declared import Strategy
 from ..options.selection import ORDERS, Selection
 from ..runtime.kernels import uint8_kernels
 from .facts import Facts, facts_of
-from .obstacles import OBSTACLES
+from .obstacles import OBSTACLES, sloped_obstacle
 from .reasons import (
     ATTENTION_FORM,
     CACHE,
@@ -96,7 +97,7 @@ def choose(
 
 def choose_by(facts: Facts, model: ir.Model) -> Plan:
     """Return the plan by rules for given facts; see `choose`."""
-    compounds = [*_attentions(model.graph, facts), *_group_norms(model.graph, facts)]
+    compounds = [*_attentions(model.graph, facts), *_group_norms(model.graph, facts), *_sloped(model.graph, facts)]
     found = tuple(_units(model.graph, facts, compounds))
     choices = {unit.name: _decide(unit, facts) for unit in found}
     _place_followers(found, choices)
@@ -229,6 +230,18 @@ def _group_norms(graph: ir.Graph, facts: Facts) -> list[Compound]:
         Compound(GROUP_NORM, nodes, nodes[0].inputs[:1])
         for nodes in found
         if nodes and not any(node.name in facts.selection.strategies for node in nodes)
+    ]
+
+
+def _sloped(graph: ir.Graph, facts: Facts) -> list[Compound]:
+    """Return the PRelus of two parts that native operators may compute."""
+    if not facts.native or not _decides_all(facts):
+        return []
+    found = [each for node in graph if (each := find_sloped(node)) is not None and not sloped_obstacle(each, facts)]
+    return [
+        Compound(SLOPED, each.nodes, [each.x])
+        for each in found
+        if not any(node.name in facts.selection.strategies for node in each.nodes)
     ]
 
 

@@ -42,6 +42,7 @@ EXPECTED_TRANSFORMS = (
     "fuse_hard_sigmoid",
     "fuse_leaky_relu",
     "fuse_pad_and_conv",
+    "fuse_prelu",
     "fuse_quantized_conv_and_requantize",
     "fuse_quantized_matmul_and_requantize",
     "fuse_resize_and_conv",

@@ -33,6 +33,8 @@ INTERPOLATION = "interpolation"
 """The name of a Resize that interpolates; see `resizes.interpolates`."""
 GROUP_NORM = "group norm"
 """The name of a normalization of an image by groups of channels; see `group_norms.find_group_norm`."""
+SLOPED = "sloped"
+"""The name of a PRelu of two parts, ``Relu(x) + Clip(x, max=0) * slopes``; see `slopes.find_sloped`."""
 WHOLE = frozenset({ATTENTION, GROUP_QUERY})
 """Units without weights that native operators compute from float to float: the body is what was there."""
 CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
@@ -182,6 +184,7 @@ OPS: dict[str, Op] = {
     "Resize": _same("Resize", why=reasons.NEAREST_ONLY),
     INTERPOLATION: Op(kind="float", native_u8="Resize", why=reasons.NEAREST_ONLY),
     GROUP_NORM: Op(kind="float", native_u8="GroupNormalization", absorbs=RELUS, why=reasons.NORMALIZATION),
+    SLOPED: _float(reasons.NO_KERNEL.about("PRelu"), native_u8="Lines"),
     "Softmax": _float(reasons.SOFTMAX),
     "LogSoftmax": _float(reasons.SOFTMAX),
     FUNCTION: _float(reasons.FUSED_GROUP, native_u8=TABLE),

@@ -211,6 +211,10 @@ bool lines_are_right(const Target& target, Random& random, Guarded& x) {
   for (std::vector<float>* each : {&lines.below, &lines.above, &lines.level})
     for (size_t i = 0; i < lines.period + BentLines::kBehind; ++i)
       each->push_back((curve ? 1.0f : 0.01f) * static_cast<float>(draw(random, -300, 300)));
+  if (draw(random, 0, 3) == 0) {
+    lines.kept = BentLines::kFlat;
+    for (std::vector<float>* each : {&lines.above, &lines.level}) each->assign(2 * BentLines::kBehind, each->front());
+  }
   if (curve) {
     lines.least = INT16_MIN;
     lines.most = INT16_MAX;
@@ -219,9 +223,9 @@ bool lines_are_right(const Target& target, Random& random, Guarded& x) {
   Guarded found(x.size());
   target.vectors.bend_lines(lines, x.data(), found.data(), x.size());
   for (size_t i = 0; i < x.size(); ++i) {
-    const size_t c = i % lines.period;
-    const double away = x.data()[i] - lines.bend;
-    const double value = std::min(away, 0.0) * lines.below[c] + std::max(away, 0.0) * lines.above[c] + lines.level[c];
+    const size_t c = i % lines.period, same = c & lines.kept;
+    const double away = x.data()[i] - lines.bend, above = std::max(away, 0.0) * lines.above[same];
+    const double value = std::min(away, 0.0) * lines.below[c] + above + lines.level[same];
     const double bounded = std::clamp<double>(value, lines.least, lines.most);
     const double low = std::nearbyint(bounded - near), high = std::nearbyint(bounded + near);
     const auto is = [&](double t) { return found.data()[i] == (curve ? curved(lines.curve, t) : t); };

@@ -21,10 +21,10 @@ __attribute__((noinline)) void bend_vectors(const BentLines& lines, const Curve*
   for (size_t i = 0; i < count; i += kBytes) {
     Floats value[4];
     for (size_t k = 0; k < 4; ++k) {
-      const size_t at = place + k * kLanes;
+      const size_t at = place + k * kLanes, same = at & lines.kept;
       const Floats x = floats(widen(from + i + k * kLanes, lines.bend));
-      const Floats below = times_plus(smaller(x, none), load_floats(&lines.below[at]), load_floats(&lines.level[at]));
-      value[k] = bounded(times_plus(larger(x, none), load_floats(&lines.above[at]), below), least, most);
+      const Floats below = times_plus(smaller(x, none), load_floats(&lines.below[at]), load_floats(&lines.level[same]));
+      value[k] = bounded(times_plus(larger(x, none), load_floats(&lines.above[same]), below), least, most);
     }
     store_bytes(to + i, ordered(Curved ? curve->bytes_of(value) : rounded_bytes(value, 0)));
     place = place + kBytes == lines.period ? 0 : place + kBytes;

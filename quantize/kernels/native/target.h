@@ -304,8 +304,9 @@ std::unique_ptr<ConvolutionKernel> with_one_row(Convolution made, MakeConvolutio
 // of int16. The vectors hold `kBehind` further numbers, of any value: whole vectors are read.
 struct BentLines {
   static constexpr size_t kBehind = 64;
+  static constexpr size_t kFlat = 63;  // in `kept`: `above` and `level` have 64 equal values
   std::vector<float> below, above, level;
-  size_t period = 0;
+  size_t period = 0, kept = SIZE_MAX;  // the bits of a place that count in `above` and `level`
   int bend = 0, least = 0, most = 255;
   std::vector<int16_t> curve;  // (2, kSegments) or empty
 };

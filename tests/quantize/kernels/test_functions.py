@@ -60,6 +60,48 @@ def test_lines_are_their_definition(
 
 
 @needs_library
+@patient
+@given(
+    image=st.sampled_from([(1,), (70,), (5, 7), (3, 4, 5), (64, 3, 1), (2, 90, 91), (1, 128, 128), (3, 128, 256)]),
+    rows=st.integers(0, 3),
+    planes=st.booleans(),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_slopes_of_each_element_are_factors(
+    image: tuple[int, ...], rows: int, planes: bool, threads: int, seed: int
+) -> None:
+    """Images of one task, of several, and of a task and one element more; their channels first or last."""
+    random = np.random.default_rng(seed)
+    slopes, lines = random.normal(size=image), np.array([[0.7], [1.3], [100]], np.float32)
+    shape = (*image[1:], image[0]) if planes else image
+    x = random.integers(0, 256, (rows, *shape)).astype(np.uint8)
+    facts: dict[str, Any] = {"bend": 120, "least": 20, "most": 230, "sloped": 1, "planes": int(planes)}
+    found = session("Lines", [x, lines, slopes.astype(np.float32)], threads, **facts).run(None, {"x": x})[0]
+    away, below = x - 120.0, 0.7 * (np.moveaxis(slopes, 0, -1) if planes else slopes)
+    value = np.clip(below * np.minimum(away, 0) + 1.3 * np.maximum(away, 0) + 100, 20, 230)
+    assert (np.abs(found - value) <= 1 / 2 + NEAR).all()
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("lines", "slopes", "message"),
+    [
+        (np.zeros((3, 4), np.float32), np.zeros((2, 4), np.float32), "beside lines of shape"),
+        (np.zeros((3, 1), np.float32), np.zeros((), np.float32), "beside lines of shape"),
+        (np.zeros((3, 1), np.float32), np.zeros((0, 4), np.float32), "beside lines of shape"),
+        (np.zeros((3, 1), np.float32), np.zeros((2, 4), np.uint8), "slopes must be float"),
+        (np.ones((3, 1), np.float32), np.full((2, 4), np.nan, np.float32), "too steep"),
+        (np.ones((3, 1), np.float32), np.ones((4, 2), np.float32), "slopes for each element"),
+    ],
+)
+def test_slopes_that_are_none_are_refused(lines: Array, slopes: Array, message: str) -> None:
+    x = np.zeros((3, 2, 4), np.uint8)
+    with pytest.raises(Exception, match=message):
+        session("Lines", [x, lines, slopes], sloped=1).run(None, {"x": x})
+
+
+@needs_library
 @pytest.mark.parametrize(
     ("lines", "facts", "message"),
     [
@@ -89,6 +131,7 @@ CHANNELS = 5
 PLACE = Place(4, 1)
 VALUES: dict[str, Array] = {
     "slope": RANDOM.uniform(-0.5, 2, (CHANNELS, 1, 1)).astype(np.float32),
+    "slopes": np.random.default_rng(4).uniform(-1, 2, (CHANNELS, 32, 32)).astype(np.float32),
     "gamma": RANDOM.uniform(-2, 2, CHANNELS).astype(np.float32),
     "beta": RANDOM.uniform(-1, 1, CHANNELS).astype(np.float32),
     "mean": RANDOM.uniform(-1, 1, CHANNELS).astype(np.float32),
@@ -251,6 +294,8 @@ NATIVE = {"Quantize", "Convolution", "Add", "Table", "Lines", "DequantizeLinear"
         "b = Mish(a)",
         pytest.param("s = HardSigmoid(a) b = Add(s, a)", marks=pytest.mark.slow),
         "b = PRelu(a, slope)",
+        "r = Relu(a) m = Clip(a, , zero) p = Mul(m, slope) b = Add(r, p)",
+        "r = Relu(a) n = Neg(a) m = Relu(n) p = Mul(m, slopes) b = Add(r, p)",
         pytest.param("n = BatchNormalization(a, gamma, beta, mean, variance) b = Relu(n)", marks=pytest.mark.slow),
     ],
 )

@@ -24,7 +24,7 @@ from requant.quantize import Options, Result, Selection, Strategy, quantize_mode
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.tools.inspect.operators import operators
 from requant.transforms.graph import MS
-from requant.transforms.int8.ops import ATTENTION, FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, Kernel, Op
+from requant.transforms.int8.ops import ATTENTION, FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, SLOPED, Kernel, Op
 from requant.transforms.int8.qparams import Scheme
 from requant.transforms.patterns.attention import GROUP_QUERY
 
@@ -696,6 +696,7 @@ EXAMPLES: dict[str, list[Example]] = {
         between_floats("Swish", "of another slope", "Swish <alpha=2.0> (a)", opset=24),
     ],
     "PRelu": [between_floats("PRelu", "a slope each", "OP(a, c)", "c 24")],
+    SLOPED: [between_floats(SLOPED, "the operator for it", "PRelu(a, c)", "c 6x24")],
     "Relu": [
         floats(
             OPS["Relu"].why.text,
