@@ -28,7 +28,7 @@ for 256 values, leaves 18 dB alone, and with a float input 29 dB.
 def keeps_input(node: ir.Node) -> bool:
     """Return whether the native form of a GRU or LSTM multiplies its input in float; see `FEW_INPUTS`."""
     w, r = (constant(value) for value in node.inputs[1:3])
-    return w is not None and r is not None and FEW_INPUTS * w.shape[-1] <= r.shape[-1]
+    return w is not None and r is not None and FEW_INPUTS * w.shape.numpy()[-1] <= r.shape.numpy()[-1]
 
 
 def to_int8_recurrent(node: ir.Node, weights: WeightWriter) -> int:
