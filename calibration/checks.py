@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from ..system.printable import number_of
 from .broken import breakers, first_broken
 from .histogram import CHUNK
 from .identity import SHOWN, listed
@@ -299,7 +300,7 @@ def _growing(seen: Observations) -> list[Finding]:
     """Report ranges that more samples would widen, or too few samples to decide this."""
     if 0 < seen.samples < ENOUGH and seen.ranges:
         message = (
-            f"only {seen.samples} sample{'s' if seen.samples > 1 else ''}; at least {ENOUGH} are needed to see whether "
+            f"only {number_of(seen.samples, 'sample')}; at least {ENOUGH} are needed to see whether "
             "the ranges still grow, and 100 to 500 are usual"
         )
         return [Finding("few", "", message, "note")]
@@ -347,7 +348,7 @@ def _duplicates(seen: Observations) -> list[Finding]:
         return []
     copies = sum(times - 1 for _, times in again)
     named = " and ".join(f"{place.where} ({times} times)" for place, times in again[:2])
-    of = f"of the first {compared} samples" if compared < seen.samples else f"of {compared} samples"
+    of = f"of the first {compared} samples" if compared < seen.samples else f"of {number_of(compared, 'sample')}"
     message = f"{copies} {of} are copies of others: {named}; remove them, because they only take time"
     return [Finding("duplicates", "", message, "warning" if copies > MANY_COPIES * compared else "note")]
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..system.given import check_kind
+from ..system.printable import number_of
 from ..system.regular import check_stored
 from .bodies import graphs_in
 
@@ -128,7 +129,7 @@ class Differences:
         """
         parts = []
         if self.begin:
-            count = f"{len(self.follow)} tensor{'s' if len(self.follow) > 1 else ''}"
+            count = number_of(len(self.follow), "tensor")
             more = f", and {count} after {'it' if len(self.begin) == 1 else 'them'}" if self.follow else ""
             parts.append(f"computed differently: {listed(self.begin)}{more}")
         if self.theirs:

@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import RequantError
 from ..system.given import check_function, check_kind, names_of, whole
+from ..system.printable import number_of
 from ..system.regular import check_regular
 from . import audio, images, text
 from .arrays import SUFFIXES, array_folder, npz_file
@@ -124,7 +125,11 @@ class Source:
     @property
     def description(self) -> str:
         """The name of the data in messages."""
-        return self.rows.description if self.picked is None else f"{self.rows.description} ({len(self.picked)} samples)"
+        return (
+            self.rows.description
+            if self.picked is None
+            else f"{self.rows.description} ({number_of(len(self.picked), 'sample')})"
+        )
 
     @property
     def length(self) -> int | None:

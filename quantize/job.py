@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ..calibration.ranges import parse_rule
 from ..calibration.session import Feed, ModelSource
 from ..calibration.sources import Source
+from ..system.printable import number_of
 from ..transforms import StepResult
 from ..transforms.graph import Shape, plain_shape
 from ..transforms.inference import inferred
@@ -296,7 +297,7 @@ class Placement:
             yield "placement", f"{self.how}{why}{self._timed}{predicted}{missed}"
             return
         first = self.served[0]
-        yield "placement", f"{self.how}: {first.chosen}, of {len(first.tried)} plans"
+        yield "placement", f"{self.how}: {first.chosen}, of {number_of(len(first.tried), 'plan')}"
         for each in self.served:
             own = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
             yield f"placement, {each.name}", f"{each.tried[each.chosen]:.2f} ms{own}"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..calibration.checks import Finding
+from ..system.printable import number_of
 from ..transforms.int8.reasons import ALREADY, IN_BLOCKS, INTEGER
 from .accuracy.float_nodes import FloatNode, float_rows
 from .accuracy.frontier import Frontier
@@ -310,7 +311,7 @@ def _rows(result: Result) -> Iterator[Row]:
     yield from _effort(result)
     if result.relieved:
         channels = sum(result.relieved.values())
-        units = f"{channels} channels of {len(result.relieved)} operator{'s' if len(result.relieved) > 1 else ''}"
+        units = f"{number_of(channels, 'channel')} of {number_of(len(result.relieved), 'operator')}"
         counted = "; their noise is counted above" if result.samples and not result.random else ""
         yield (
             "16-bit sums",
@@ -370,7 +371,7 @@ def _native(result: Result) -> Iterator[Row]:
         return
     joined = f", {native.joined} of them in one operator with another" if native.joined else ""
     library = f"register {native.library}" if native.library else "their library is not here"
-    yield "native", f"{native.units} units{joined}; {library}, see 'requant kernels'"
+    yield "native", f"{number_of(native.units, 'unit')}{joined}; {library}, see 'requant kernels'"
     if native.stock_ms is not None and result.latency is not None:
         ratio = result.latency.float_ms / native.stock_ms
         yield "", f"without this library {native.stock_ms:.3f} ms: {ratio:.2f}x{_stock_plan(result)}"

@@ -88,6 +88,15 @@ def _literal(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def number_of(count: int, noun: str) -> str:
+    """Return a count with its noun, which has an s unless the count is 1.
+
+    >>> number_of(0, "sample"), number_of(1, "sample"), number_of(9, "tensor")
+    ('0 samples', '1 sample', '9 tensors')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def is_utf8(text: str) -> bool:
     """Return whether UTF-8 can hold a text. A path or a name of other bytes has lone surrogates."""
     return not any("\ud800" <= char <= "\udfff" for char in text)

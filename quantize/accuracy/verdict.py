@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from ...system.printable import number_of
 from ..model.files import size_text
 from ..runtime.timing import Latency
 from .drop import Versus
@@ -249,7 +250,7 @@ def _whole(accuracy: Accuracy, apart: bool) -> str:
 
 def data_row(samples: int, data: str) -> Row:
     """Return the data of the accuracy, with the number of samples."""
-    counted = f"{samples} sample{'' if samples == 1 else 's'}"
+    counted = number_of(samples, "sample")
     return "measured on", data if counted in data else f"{counted} of {data}"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ... import RequantError
+from ...system.printable import number_of
 from ..options.declared import BATCH, SYMMETRIC, WORKERS
 from .app import PATH, Talking, flag, is_given, option, shown_progress
 from .options import (
@@ -209,7 +210,7 @@ def _write_log(
         raise click.UsageError(f"{flag(unused)} would do nothing: {model} is a logging model")
     with shown_progress() as progress:
         lines = log_model(model, data, log, samples=samples, progress=progress)
-    say(f"{log}: {lines} lines", err=True)
+    say(f"{log}: {number_of(lines, 'line')}", err=True)
     if as_json:
         print_json({"log": str(log), "lines": lines})
 
@@ -219,7 +220,7 @@ def _print_ranges(result: Calibration, output: Path | None, log: Path | None, as
     ranges = result.file
     for target in (output, log):
         if target is not None:
-            say(f"{target}: {len(ranges.ranges)} tensors, {ranges.samples} samples", err=True)
+            say(f"{target}: {number_of(len(ranges.ranges), 'tensor')}, {number_of(ranges.samples, 'sample')}", err=True)
     if as_json:
         print_json(
             {

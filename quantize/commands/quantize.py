@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...system.printable import number_of
 from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
 from .app import PATH, TYPED, Commands, Talking, option, shown_progress, shows_tables
 from .options import (
@@ -190,7 +191,7 @@ def clear_costs() -> None:
     """
     from ..placement.costs import clear
 
-    say(f"{clear()} files removed", err=True)
+    say(f"{number_of(clear(), 'file')} removed", err=True)
 
 
 @costs.command("measure")
@@ -225,7 +226,7 @@ def measure_costs(
         options = Options(samples=samples, batch=batch or 1, **asdict(setting))
         measured = measure_costs(model, data, options, progress)
     save(measured, output)
-    say(f"{output}: {len(measured.rows)} units on {measured.machine.cpu}", err=True)
+    say(f"{output}: {number_of(len(measured.rows), 'unit')} on {measured.machine.cpu}", err=True)
 
 
 @click.command(cls=Talking, section="quantize")
@@ -296,7 +297,7 @@ def sensitivity(
         from ...calibration.files import write_atomically
 
         write_atomically(output, (json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n").encode())
-        say(f"{output}: {len(result.units)} units, {len(result.tensors)} tensors", err=True)
+        say(f"{output}: {number_of(len(result.units), 'unit')}, {number_of(len(result.tensors), 'tensor')}", err=True)
     if as_json:
         print_json(result.to_json())
     elif shows_tables():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ... import RequantError
+from ...system.printable import number_of
 from ..options.declared import BATCH, SOURCES
 from .app import PATH, Talking, is_given, option, shown_progress, shows_tables
 from .options import (
@@ -42,7 +43,7 @@ def view(model: Path, output: Path, opened: bool, force: bool) -> None:
     from ..report import view_model
 
     nodes = view_model(model, output, force=force)
-    say(f"{output}: {nodes} nodes", err=True)
+    say(f"{output}: {number_of(nodes, 'node')}", err=True)
     if opened:
         click.launch(output.resolve().as_uri())
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from ...calibration.checks import Finding
 from ...calibration.state import Link, summary
+from ...system.printable import number_of
 from ...transforms.graph import MS
 from ...transforms.int8.plan import Impl
 from ..accuracy.compare import Comparison
@@ -61,7 +62,7 @@ def print_frontier(found: Frontier) -> None:
     console.print(table)
     more = "" if found.done else "; the time is up: repeat the command with --force to continue"
     bar = f"bar: {found.metric} {found.bar:.6g} on the evaluation data"
-    console.print(f"{bar}, {len(found.points)} models in {found.seconds:.0f} s{more}")
+    console.print(f"{bar}, {number_of(len(found.points), 'model')} in {found.seconds:.0f} s{more}")
     if found.same_data:
         console.print(
             f"note: {found.same_data:.0%} of the evaluation data are calibration data too: the metric is too optimistic"

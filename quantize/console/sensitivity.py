@@ -6,6 +6,7 @@ import math
 
 from rich.table import Table
 
+from ...system.printable import number_of
 from ..sensitivity.result import Sensitivity, TensorRow, UnitRow
 from .terminal import Terminal
 
@@ -20,9 +21,10 @@ def print_sensitivity(found: Sensitivity, *, everything: bool = False) -> None:
         everything: Whether to print all rows.
     """
     console = Terminal()
+    outputs, calibrated = number_of(len(found.outputs), "output"), number_of(found.calibrated, "sample")
     console.print(
-        f"all in integers: {decibels_cell(found.sqnr_db)} dB at the worst of {len(found.outputs)} outputs; "
-        f"ranges by {found.calibration} on {found.calibrated} samples, each trial on {found.samples}"
+        f"all in integers: {decibels_cell(found.sqnr_db)} dB at the worst of {outputs}; "
+        f"ranges by {found.calibration} on {calibrated}, each trial on {found.samples}"
     )
     if found.units:
         console.print()

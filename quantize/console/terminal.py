@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from ...system.printable import CELL, LINE, one_line, printable, printable_lines
+from ...system.printable import CELL, LINE, number_of, one_line, printable, printable_lines
 
 UNBROKEN = 100_000
 """The columns of a stream that is no terminal: no line is folded there."""
@@ -187,4 +187,4 @@ def headless(rows: Iterable[tuple[str, str]] = ()) -> Table:
 
 def threads_text(threads: int) -> str:
     """Return a number of threads in words; 0 is the runtime's choice."""
-    return f"{threads} thread{'s' if threads > 1 else ''}" if threads else "the runtime's threads"
+    return f"{number_of(threads, 'thread')}" if threads else "the runtime's threads"

@@ -6,6 +6,7 @@ import math
 
 from rich.table import Table
 
+from ...system.printable import number_of
 from ..kernels.library import Kernels
 from ..model.files import size_text
 from ..runtime.clock import doubt
@@ -31,11 +32,11 @@ def print_compiled(found: Compiled) -> None:
     if found.identical is None:
         table.add_row("outputs", f"not compared: {runs_on_none(found.refusal)}")
     elif found.identical:
-        table.add_row("outputs", f"equal bit for bit on {found.samples} samples of {found.data}")
+        table.add_row("outputs", f"equal bit for bit on {number_of(found.samples, 'sample')} of {found.data}")
     else:
         for name, value in found.sqnr_db.items():
             shown = f"{value:.1f} dB" if math.isfinite(value) else "no difference" if value > 0 else "not finite"
-            table.add_row("SQNR", f"{shown} at {name}, on {found.samples} samples of {found.data}")
+            table.add_row("SQNR", f"{shown} at {name}, on {number_of(found.samples, 'sample')} of {found.data}")
     table.add_row("load", _change(found.load))
     if found.run is not None:
         table.add_row(f"run, {threads_text(found.threads)}", _change(found.run))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ...system.printable import number_of
 from ..model.files import size_text
 from .baseline import Constant, Layer, Measured
 from .judge import Line, Status
@@ -109,7 +110,7 @@ def _difference(role: str, one: Constant | None, two: Constant | None) -> tuple[
         return f"{role} {one.dtype} -> {two.dtype}", 1.0
     if two.dead > one.dead:
         more = two.dead - one.dead
-        return f"{more} channel{'s' if more > 1 else ''} of {role} zero", 1.0
+        return f"{number_of(more, 'channel')} of {role} zero", 1.0
     if one.norm and not two.norm:
         return f"{role} zero", 1.0
     if "zero point" in role:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from ... import RequantError
+from ...system.printable import number_of
 from ..accuracy.classes import Interval
 from ..accuracy.drop import Allowance, versus
 from ..accuracy.metrics import Metric
@@ -192,7 +193,7 @@ def _data_problem(new: DataSummary, old: DataSummary, moved: str, allowed: float
     scores = f"; scores of the float model: {moved}" if moved else ""
     labels = old.labels != new.labels
     if old.samples != new.samples:
-        return f"other data: {new.samples} samples instead of {old.samples}{scores}"
+        return f"other data: {number_of(new.samples, 'sample')} instead of {old.samples}{scores}"
     changed = "; ".join(_changed_inputs(new, old, allowed)) if new.inputs != old.inputs else ""
     if changed:
         also = " and the labels" if labels else ""
@@ -207,7 +208,7 @@ def _data_problem(new: DataSummary, old: DataSummary, moved: str, allowed: float
 
 def _samples(seen: DataSummary) -> str:
     """Return the number of samples as text, and whether they have labels."""
-    return f"{seen.samples} samples" + (", labels" if seen.labels else "")
+    return number_of(seen.samples, "sample") + (", labels" if seen.labels else "")
 
 
 def _moved(now: Measured, before: Measured, allowed: Tolerances) -> Iterator[str]:

@@ -15,6 +15,7 @@ from ...calibration.log import Log, is_log, load_log
 from ...calibration.overrides import Overrides, load_overrides
 from ...calibration.precision import Precision
 from ...calibration.ranges import Rule, parse_rule
+from ...system.printable import number_of
 from ...transforms.int8.qparams import Scheme
 from .efforts import EFFORTS
 from .options import Options
@@ -45,7 +46,7 @@ class GivenRanges:
     def description(self) -> str:
         """The ranges in words; empty if data give them."""
         if isinstance(self.ranges, RangeFile):
-            return f"{self.source}: {self.ranges.samples} samples of {self.ranges.data.description}"
+            return f"{self.source}: {number_of(self.ranges.samples, 'sample')} of {self.ranges.data.description}"
         return self.source if self.ranges is not None else ""
 
     def known(self, *, judged: bool) -> bool:

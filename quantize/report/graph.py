@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ...system.printable import number_of
 from ...transforms.graph import constant, node_name
 from ...transforms.inference import inferred
 from .record import Graph, Node
@@ -111,7 +112,7 @@ def _apart(nodes: Iterable[Node]) -> list[Node]:
 def _text(attribute: ir.Attr) -> str:
     """Return an attribute as text."""
     if attribute.type is ir.AttributeType.GRAPH:
-        return f"a body of {len(list(attribute.value))} nodes"
+        return f"a body of {number_of(len(list(attribute.value)), 'node')}"
     if attribute.type is ir.AttributeType.GRAPHS:
         return f"{len(attribute.value)} bodies"
     if attribute.type is ir.AttributeType.TENSOR:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from ... import NATIVE_DOMAIN
-from ...system.printable import printable, printable_values
+from ...system.printable import number_of, printable, printable_values
 from ..model.files import size_text
 from ..runtime.match import QUANTIZERS
 from .layout import HEIGHT, WIDTH, Picture, picture_of
@@ -169,7 +169,7 @@ def _view_cards(graph: Graph, counts: Counter[str]) -> list[Card]:
     integer = sum(_style(node)[0] == "u8" for node in graph.nodes)
     nodes = Card("Nodes", f"{len(graph.nodes):,}", "", (often, f"{integer or 'none'} in 8-bit integers"))
     parameters = sum(node.parameters for node in graph.nodes)
-    sizes = Card("Parameters", f"{parameters:,}", "", (size_text(bytes_), f"{len(counts)} operators"))
+    sizes = Card("Parameters", f"{parameters:,}", "", (size_text(bytes_), f"{number_of(len(counts), 'operator')}"))
     ends = [
         Card(title if len(names) == 1 else f"{title}s", names[0] if len(names) == 1 else str(len(names)), "", lines)
         for title, names in (("Input", graph.inputs), ("Output", graph.outputs))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeVar
 
+from ...system.printable import number_of
 from ..model.files import size_text
 from .losses import losses
 from .numbers import NONE, decibels, microseconds, milliseconds, percent, points, times
@@ -40,7 +41,7 @@ def measured_told(record: Record) -> str:
     """Say on what the verdict was measured: data, threads, batch, processor."""
     head, cpu = record.headline, record.environment.get("CPU", "").partition(" (")[0]
     data = f"on {os.path.basename(head.data)}" if head.data else "without data"
-    threads = f"{head.threads} thread{'s' if head.threads > 1 else ''}" if head.threads else "all threads"
+    threads = number_of(head.threads, "thread") if head.threads else "all threads"
     batch = f"batches of {head.batch}" if head.batch > 1 else ""
     timed = () if head.float_ms is None else (threads, batch, cpu)
     return ", ".join(part for part in (f"Float against INT8 {data}", *timed) if part) + "."
@@ -78,7 +79,7 @@ def _accuracy(record: Record) -> Card:
     if head.agreement is not None:
         return Card("Accuracy", percent(head.agreement), "equal answers", (f"of {head.predictions} predictions", noise))
     big = "equal" if head.sqnr_db is None else decibels(head.sqnr_db)
-    return Card("Accuracy", big, "at the worst output", (f"float against INT8 on {head.samples} samples",))
+    return Card("Accuracy", big, "at the worst output", (f"float against INT8 on {number_of(head.samples, 'sample')}",))
 
 
 def _noise_line(head: Headline) -> str:
@@ -165,11 +166,14 @@ def _judged_rows(judged: Judged) -> list[tuple[str, str]]:
         low, high = found.drop_interval
         drop = (found.float_correct - found.int8_correct) / found.items
         between = f"; 95 % interval {drop_of(low).removesuffix(' points')} to {drop_of(high)}" if judged.apart else ""
-        rows.append(("drop by labels", f"{drop_of(drop)} on {found.items} items{between}"))
+        rows.append(("drop by labels", f"{drop_of(drop)} on {number_of(found.items, 'item')}{between}"))
         rows.append(("items", f"{found.broken} broken, {found.fixed} fixed"))
     if judged.predicted_drop is not None:
         rows.append(
-            ("predicted drop, without labels", f"{drop_of(judged.predicted_drop)} on {judged.predictions} predictions")
+            (
+                "predicted drop, without labels",
+                f"{drop_of(judged.predicted_drop)} on {number_of(judged.predictions, 'prediction')}",
+            )
         )
     return rows
 
@@ -191,7 +195,7 @@ def items_told(record: Record) -> str:
     )
     differing = f"; {judged.differing} of {judged.predictions} predictions differ" if judged.predictions else ""
     none = " No sample differs." if not judged.items else ""
-    return f"{judged.samples} samples of {judged.data}{differing}. {kind}.{none}"
+    return f"{number_of(judged.samples, 'sample')} of {judged.data}{differing}. {kind}.{none}"
 
 
 def data_told(record: Record) -> str:

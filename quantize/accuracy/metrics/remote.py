@@ -19,6 +19,7 @@ from ....calibration.pool import run_all
 from ....calibration.samples import DataError
 from ....calibration.session import Array, ModelSource, input_specs, open_session
 from ....calibration.sources import DataSpec, Source, open_source
+from ....system.printable import number_of
 from ...runtime.as_file import as_file
 from ...runtime.progress import Progress, silent
 from ...runtime.runtimes import STOCK, Runtime
@@ -101,7 +102,7 @@ def score_with(
                 progress(metric.name, done, count)
     scores = [Score(metric, 0.0, *by_start[first]) for first in sorted(by_start) if len(by_start[first][0])]
     if not scores:
-        raise NothingCountsError(f"{metric.name}: no item of {done} samples has a label that counts")
+        raise NothingCountsError(f"{metric.name}: no item of {number_of(done, 'sample')} has a label that counts")
     return replace(join(scores), samples=done)
 
 

@@ -12,6 +12,7 @@ from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ....calibration.session import Array, ModelSource
 from ....calibration.sources import Source
+from ....system.printable import number_of
 from ...runtime.as_file import as_file
 from ...runtime.own_state import OwnState
 from ...runtime.progress import Progress, silent
@@ -151,7 +152,9 @@ class Scorer:
             parts = metric.settle(parts)
             parts, rows = parts[parts[:, 1] > 0], rows[parts[:, 1] > 0]
         if len(parts) == 0:
-            raise NothingCountsError(f"{metric.name}: no item of {self._samples} samples has a label that counts")
+            raise NothingCountsError(
+                f"{metric.name}: no item of {number_of(self._samples, 'sample')} has a label that counts"
+            )
         notes: tuple[str, ...] = ()
         if metric.labels == "used" and not self._labelled:
             notes = (f"{metric.name}: {NO_LABELS}",)

@@ -89,7 +89,7 @@ def test_top1_is_what_compare_counts(cases: list[tuple[int, int]]) -> None:
     labels = np.asarray([label for _, label in cases])
     counted = measure(lambda _: {"out": rows}, lambda _: {"out": rows}, [Sample({}, labels, "")]).labelled
     if counted is None:
-        with pytest.raises(RequantError, match="no item of 1 samples has a label that counts"):
+        with pytest.raises(RequantError, match="no item of 1 sample has a label that counts"):
             scored("top1", [rows], [labels])
     else:
         found = scored("top1", [rows], [labels])

@@ -160,7 +160,7 @@ def test_sisdr_is_the_distance_to_the_best_scaled_target(seed: int, gain: float)
 def test_a_silent_target_does_not_count() -> None:
     targets = [np.zeros((1, 4)), np.ones((1, 4))]
     assert scored("sisdr", [normal(1, 4), np.ones((1, 4))], targets).value == CLEAN
-    with pytest.raises(RequantError, match="no item of 1 samples has a label that counts"):
+    with pytest.raises(RequantError, match="no item of 1 sample has a label that counts"):
         scored("sisdr", [normal(1, 4)], targets[:1])
 
 

@@ -352,7 +352,7 @@ def test_nodes_of_bodies_are_shown_with_names_of_their_own(tmp_path: Path) -> No
     assert [node.name for node in graph.nodes] == ["first", "choice", "inner", "inner (2)"]
     assert [node.body for node in graph.nodes] == ["", "", "choice", "choice"]
     assert set(graph.nodes[1].inputs) == {"c", "a", "p", "q"}
-    assert graph.nodes[1].attributes == {"then_branch": "a body of 1 nodes", "else_branch": "a body of 1 nodes"}
+    assert graph.nodes[1].attributes == {"then_branch": "a body of 1 node", "else_branch": "a body of 1 node"}
     picture_of(graph)
 
 

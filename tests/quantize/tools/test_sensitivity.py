@@ -519,7 +519,7 @@ def test_the_command_prints_short_tables(chain: Path, archive: Path) -> None:
     lines = done.stdout.splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
     assert any("one channel sets" in line for line in lines)
-    assert "dB at the worst of 1 outputs" in lines[0]
+    assert "dB at the worst of 1 output;" in lines[0]
 
 
 def test_the_command_gives_one_json_object_and_a_file(chain: Path, archive: Path) -> None:
