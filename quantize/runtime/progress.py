@@ -135,6 +135,7 @@ class Lines:
         self._told: set[str] = set()
         self._spent: dict[str, float] = {}
         self._relief = self._began  # when the first model with more units in float was begun
+        self._made, self._made_at = 0, self._began  # how many of them are done, and since when
         self._expected: Mapping[str, float] = {}
         self._whole = 0.0  # the seconds that were announced last
         self._lock = threading.Lock()
@@ -146,9 +147,11 @@ class Lines:
             if name != self._stage:
                 self._leave(now)
                 self._stage, self._since = name, now
-            self._done, self._total = done, total
             if name == RELIEF and not done:
                 self._relief = now
+            if name == RELIEF and done != self._made:
+                self._made, self._made_at = done, now
+            self._done, self._total = done, total
             self._begin(now)
 
     def expect(self, seconds: Mapping[str, float]) -> None:
@@ -201,8 +204,10 @@ class Lines:
 
         The models that are made tell it: all of them are seldom needed. Before the first one the forecast does.
         """
-        if self._total and self._done:
-            return [f"at most about {duration((now - self._relief) * (self._total - self._done) / self._done)} left"]
+        if self._total and self._made:
+            each, rest = (self._made_at - self._relief) / self._made, self._total - self._made
+            left = max(each * rest - (now - self._made_at), each * (rest - 1))
+            return [f"at most about {duration(left)} left"]
         left = math.fsum(self._rest(now).values())
         return [f"about {duration(left)} left"] if left >= 1 else []
 

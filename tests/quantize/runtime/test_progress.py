@@ -129,8 +129,10 @@ def test_models_with_more_units_in_float_tell_what_is_left(monkeypatch: pytest.M
     assert told.at(32)[-1] == "   30.00 s  units to float: 0 of 5, 30 s, about 80 s left"  # of 90 s since 20
     told.at(32, "correct weights", 0, 4)
     told.at(50, RELIEF, 1, 5)
-    assert told.at(64)[-1] == "   62.00 s  units to float: 1 of 5, 12 s, at most about 3 min left"  # 4 times 42 s
-    assert told.at(130)[-1] == "  122.00 s  units to float: 1 of 5, 72 s, at most about 7 min left"
+    assert told.at(64)[-1] == "   62.00 s  units to float: 1 of 5, 12 s, at most about 108 s left"  # 4 times 30 s
+    assert (
+        told.at(130)[-1] == "  122.00 s  units to float: 1 of 5, 72 s, at most about 90 s left"
+    )  # the second one is nearly done
 
 
 def test_without_a_forecast_nothing_is_told_of_models_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
