@@ -49,7 +49,7 @@ class Convolution:
         """
         from onnx import TensorProto
 
-        from requant.quantize.kernels.calls import CONVOLUTION
+        from requant.quantize.kernels.convolution_calls import CONVOLUTION
         from requant.quantize.kernels.nodes import OMITTED
 
         attributes = {"pads": [self.kernel // 2] * 4, "group": self.group, "strides": [self.stride] * 2}

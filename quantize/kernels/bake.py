@@ -9,8 +9,8 @@ import onnx_ir as ir
 from ... import NATIVE_DOMAIN
 from ...transforms.graph import MS, constant, has_plain_window, sole_reader
 from ...transforms.rewriter import add_initializer, names, remove_unread, replace_node, unused_name
-from .calls import CONVOLUTION, fits_operator
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
+from .convolution_calls import CONVOLUTION, fits_operator
 from .nodes import native_node
 
 CONV_ZEROS, CONV_RESULT = (2, 5), 7

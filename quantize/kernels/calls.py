@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,76 +10,45 @@ import onnx_ir as ir
 
 from ...calibration.session import Array
 from ...transforms.graph import (
-    DEEPEST,
     Shape,
     constant,
     has_plain_window,
-    made_by,
     nodes_by_name,
     sole_reader,
     whole_first,
 )
 from ...transforms.int8.ops import GROUP_NORM, INTERPOLATION, RELUS, SLOPED
-from ...transforms.int8.packed_conv import BLOCK, Packing, packing_of, unpacked
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.qlinear import equal_parameters
-from ...transforms.int8.qparams import QParams, dequantize, quantize
-from ...transforms.patterns.conv_transposes import has_whole_strides
-from ...transforms.patterns.elementwise import CHANNELWISE, ELEMENTWISE, Place, clip_bounds
+from ...transforms.int8.qparams import dequantize, quantize
+from ...transforms.patterns.elementwise import CHANNELWISE, ELEMENTWISE, Place
 from ...transforms.patterns.group_norms import OPERATORS, group_norm_of
 from ...transforms.patterns.resizes import NEAREST, POSITIONS, find_resizing
 from .call import Anchor, Call, Tensors, attributes_of
 from .chains import INTEGER, Chain, chain_of, is_uint8
+from .convolution_calls import convolution_call, transposed_call
+from .site import (
+    IMAGE,
+    WINDOW,
+    Site,
+    X,
+    Y,
+    are_constants,
+    clipping,
+    dequantized,
+    operands,
+    parameters_of,
+    with_defaults,
+)
 
-IMAGE = 4  # axes of a tensor with a layout
-INT8 = np.iinfo(np.int8)
-X, Y = ("x", "x_scale", "x_zero_point"), ("y_scale", "y_zero_point")
-RESIDUAL = ("residual", "residual_scale", "residual_zero_point")
-CURVE = ("curve", "grid")
-CONVOLUTION = (*X, "w", "w_scale", "w_zero_point", *Y, "B", "table", *RESIDUAL, *CURVE)
-WEIGHTS, BIAS = CONVOLUTION.index("w"), CONVOLUTION.index("B")
-TRANSPOSED = CONVOLUTION[: CONVOLUTION.index("table") + 1]
 TABLE, LINES = ("x", "table"), ("x", "lines")
 SLOPED_LINES = (*LINES, "slopes")
 PAIR = (*X, "b", "b_scale", "b_zero_point", *Y, "table")
 REQUANTIZED = (*X, *Y)
 NORMALIZED = (*X, "scale", "B", *Y)
 CONCAT = ("a", "a_table", "b", "b_table", "c", "c_table", "d", "d_table")
-WINDOW = {"dilations": [1, 1], "pads": [0, 0, 0, 0], "strides": [1, 1]}
-"""The attributes of a kernel on an image, with their defaults."""
 ALL = 255
 STEEPEST = 2**21  # steps of the result for each step of x; half of ``kMost`` in the native sources
-UNSIGNED = (ir.DataType.UINT8, ir.DataType.FLOAT)
-"""Types of zero points and scales."""
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """A unit that may become a call.
-
-    Attributes:
-        unit: The unit.
-        nodes: The nodes of the model by name.
-        quantize: The node that computes its uint8 result.
-        shapes: The shapes of the unit's inputs and of its result, in NCHW.
-        images: Whether the tensors are images.
-    """
-
-    unit: Unit
-    nodes: Mapping[str, ir.Node]
-    quantize: ir.Node
-    shapes: Sequence[Shape]
-    images: bool
-
-    @property
-    def channel(self) -> int:
-        """The axis of the channels of the result."""
-        return 1 if self.images else len(self.shapes[-1]) - 1
-
-    @property
-    def end(self) -> ir.Value:
-        """The uint8 result."""
-        return self.quantize.outputs[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,145 +95,10 @@ def _with_constants(node: ir.Node, shapes: Sequence[Shape]) -> list[Shape]:
     """Return the shapes of all inputs of a node and of its result, from those of its computed inputs and its result."""
     known, found = iter(shapes), []
     for value in node.inputs:
-        pair = _dequantized(value)
+        pair = dequantized(value)
         tensor = None if pair is None else constant(pair.inputs[0])
         found.append(next(known, ()) if tensor is None else tuple(tensor.shape.numpy()))
     return [*found, *known]
-
-
-# ------------------------------------------------------------------------------------------------------------ parts
-
-
-def _dequantized(value: ir.Value | None) -> ir.Node | None:
-    """Return the DequantizeLinear that computes a tensor; None if another node does."""
-    return made_by(value, "DequantizeLinear")
-
-
-def _operands(node: ir.Node) -> list[ir.Value | None]:
-    """Return the tensor, the scale and the zero point of a DequantizeLinear or QuantizeLinear."""
-    return [*node.inputs, None, None][:3]
-
-
-def _attributes(node: ir.Node, defaults: Mapping[str, list[int]], **more: int | list[int]) -> dict[str, ir.Attr]:
-    """Return attributes of a node, with the defaults of those that it does not have, and more attributes."""
-    values = {name: list(node.attributes.get_ints(name, default)) for name, default in defaults.items()}
-    return attributes_of({**values, **more})
-
-
-def _are_constants(values: Iterable[ir.Value | None]) -> bool:
-    """Return whether all scales and zero points are constants, and the zero points uint8."""
-    tensors = [constant(value) for value in values]
-    return all(tensor is not None and tensor.dtype in UNSIGNED for tensor in tensors)
-
-
-def _clipping(absorbed: Iterable[ir.Node], quantize_node: ir.Node) -> dict[str, Array]:
-    """Return a Relu or Clip as a table of integers, uint8 (256,); no table if every integer stays as it is.
-
-    Rounding to integers is monotone, so that it can come before or after the Clip.
-    """
-    params = _parameters(quantize_node)
-    table = every = np.arange(256)
-    for node in absorbed:
-        bounds = clip_bounds(node)
-        assert bounds is not None  # `units` absorbs no other Clip
-        table = np.clip(table, *quantize(np.asarray(bounds, np.float32), params).astype(np.int64))
-    return {} if (table == every).all() else {"table": table.astype(np.uint8)}
-
-
-# ----------------------------------------------------------------------------------------------------- convolutions
-
-
-def _convolution(site: Site) -> Call | None:
-    """Return the call for a convolution with the Relu or Clip that it absorbs; None if it has another form."""
-    anchor, *absorbed = (site.nodes[name] for name in site.unit.nodes)
-    pairs = _weighted(anchor)
-    inputs = _convolution_inputs(pairs, site.quantize) if pairs else []
-    if not pairs or not _is_supported(anchor, inputs):
-        return None
-    values = _clipping(absorbed, site.quantize)
-    attributes = _attributes(anchor, WINDOW, group=anchor.attributes.get_int("group", 1))
-    body = [*pairs, anchor, *absorbed, site.quantize]
-    call = Call("Convolution", str(anchor.name), CONVOLUTION, inputs, body, attributes)
-    whole = replace(call, anchor=Anchor(anchor), values=values)
-    x, w, *_ = (_operands(pair) for pair in pairs)
-    packing, packed, zeros, channels = packing_of(x[0]), constant(w[0]), constant(w[2]), site.shapes[0][1]
-    if packing is None or not packing.apart or packed is None or zeros is None or not isinstance(channels, int):
-        return whole
-    if packed.shape[1] != BLOCK**2 * channels:  # a SpaceToDepth of the user's model
-        return whole
-    zero = zeros.numpy().reshape(-1, 1, 1, 1)
-    weights, pads = unpacked(packed.numpy() - zero, call.attributes["pads"].as_ints())
-    return _over_pixels(call, packing, pads, {**values, "w": weights + zero})
-
-
-def _weighted(node: ir.Node) -> list[ir.Node]:
-    """Return the DequantizeLinear of each input of a convolution; none if another node computes an input."""
-    pairs = [_dequantized(value) for value in node.inputs if value is not None]
-    known = [pair for pair in pairs if pair is not None]
-    return known if len(known) == len(pairs) else []
-
-
-def _convolution_inputs(pairs: Sequence[ir.Node], quantize_node: ir.Node) -> list[ir.Value | None]:
-    """Return the inputs of a native convolution up to the bias."""
-    x, w, *bias = (_operands(pair) for pair in pairs)
-    return [*x, *w, *_operands(quantize_node)[1:], *(each[0] for each in bias)]
-
-
-def _over_pixels(call: Call, packing: Packing, pads: Sequence[int], values: Mapping[str, Array]) -> Call:
-    """Return the call of a packed convolution that reads pixels: blocks (`packed_conv`) gain nothing in the operator.
-
-    The body computes the blocks, and reads the packed weights, which are one more constant of the function.
-    """
-    window = {**WINDOW, "pads": list(pads), "strides": [BLOCK, BLOCK]}
-    attributes = _attributes(packing.blocks, window, group=1)
-    inputs = [packing.source, *call.inputs[1:WEIGHTS], None, *call.inputs[WEIGHTS + 1 :]]
-    return replace(call, inputs=inputs, body=[*packing.nodes, *call.body], attributes=attributes, values=values)
-
-
-def _is_supported(node: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
-    """Return whether the operator computes a convolution with these inputs, its own up to the bias."""
-    tensors = [constant(value) for value in inputs[1:]]
-    if any(tensor is None for tensor in tensors) or not has_plain_window(node):
-        return False
-    by_name = {name: tensor for name, tensor in zip(CONVOLUTION[1:], tensors, strict=False) if tensor is not None}
-    unsigned = by_name["x_zero_point"].dtype is by_name["y_zero_point"].dtype is ir.DataType.UINT8
-    return unsigned and len(by_name["w"].shape) == IMAGE and fits_operator(by_name["w"], by_name["w_zero_point"])
-
-
-def fits_operator(weights: ir.TensorProtocol, zeros: ir.TensorProtocol) -> bool:
-    """Return whether the operator takes the weights of a convolution, (outputs, inputs / group, height, width).
-
-    They must be int8, also without their zero points, one for all or one for each output, and int32 must hold all sums.
-    """
-    if weights.dtype is not ir.DataType.INT8 or math.prod(weights.shape.numpy()[1:]) > DEEPEST:
-        return False
-    zero = zeros.numpy()
-    if not zero.any():
-        return True
-    shifted = weights.numpy().astype(np.int16) - zero.reshape(-1, *[1] * (len(weights.shape) - 1))
-    return bool(shifted.min() >= INT8.min and shifted.max() <= INT8.max)
-
-
-def _transposed(site: Site) -> Call | None:
-    """Return the call for a ConvTranspose with the Relu or Clip that it absorbs; None if it has another form."""
-    anchor, *absorbed = (site.nodes[name] for name in site.unit.nodes)
-    pairs = _weighted(anchor)
-    if not pairs or not site.images or not _is_supported_transposed(anchor, pairs[1]):
-        return None
-    if not _are_constants([*_operands(pairs[0])[1:], *_operands(site.quantize)[1:]]):
-        return None
-    inputs, values = _convolution_inputs(pairs, site.quantize), _clipping(absorbed, site.quantize)
-    attributes = _attributes(anchor, {**WINDOW, "output_padding": [0, 0]}, group=1)
-    body = [*pairs, anchor, *absorbed, site.quantize]
-    return Call("ConvTranspose", str(anchor.name), TRANSPOSED, inputs, body, attributes, Anchor(anchor), values=values)
-
-
-def _is_supported_transposed(node: ir.Node, weights: ir.Node) -> bool:
-    """Return whether the operator computes a ConvTranspose with the weights of a DequantizeLinear."""
-    stored, zeros = constant(weights.inputs[0]), constant(_operands(weights)[2])
-    if stored is None or zeros is None or stored.dtype is not ir.DataType.INT8 or zeros.numpy().any():
-        return False
-    return has_whole_strides(node, stored)
 
 
 # ------------------------------------------------------------------------------------------------------------ pools
@@ -274,11 +107,11 @@ def _is_supported_transposed(node: ir.Node, weights: ir.Node) -> bool:
 def _mean(site: Site) -> Call | None:
     """Return the call for a GlobalAveragePool or an AveragePool; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
-    pair = _dequantized(anchor.inputs[0])
+    pair = dequantized(anchor.inputs[0])
     if pair is None or not site.images or not has_plain_window(anchor):
         return None
-    inputs = [*_operands(pair), *_operands(site.quantize)[1:]]
-    if not _are_constants(inputs[1:]):
+    inputs = [*operands(pair), *operands(site.quantize)[1:]]
+    if not are_constants(inputs[1:]):
         return None
     body = [pair, anchor, site.quantize]
     if anchor.op_type == "GlobalAveragePool":
@@ -287,20 +120,20 @@ def _mean(site: Site) -> Call | None:
     if all(more.values()) or any(step != 1 for step in anchor.attributes.get_ints("dilations", ())):
         return None
     window = {name: default for name, default in WINDOW.items() if name != "dilations"}  # from opset 19 on
-    attributes = _attributes(anchor, window, kernel_shape=_kernel(anchor), **more)
+    attributes = with_defaults(anchor, window, kernel_shape=_kernel(anchor), **more)
     return Call(anchor.op_type, str(anchor.name), REQUANTIZED, inputs, body, attributes, Anchor(anchor))
 
 
 def _maximum(site: Site) -> Call | None:
     """Return the call for a MaxPool; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
-    pair = _dequantized(anchor.inputs[0])
+    pair = dequantized(anchor.inputs[0])
     if pair is None or len(anchor.outputs) > 1 or not site.images or not has_plain_window(anchor):
         return None
     if not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]) or not is_uint8(site.quantize, 2):
         return None
     ceil = anchor.attributes.get_int("ceil_mode", 0)
-    attributes = _attributes(anchor, WINDOW, kernel_shape=_kernel(anchor), ceil_mode=ceil)
+    attributes = with_defaults(anchor, WINDOW, kernel_shape=_kernel(anchor), ceil_mode=ceil)
     return Call(
         "MaxPool", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, site.quantize], attributes, Anchor(anchor)
     )
@@ -309,7 +142,7 @@ def _maximum(site: Site) -> Call | None:
 def _shuffled(site: Site) -> Call | None:
     """Return the call for a DepthToSpace; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
-    pair = _dequantized(anchor.inputs[0])
+    pair = dequantized(anchor.inputs[0])
     if pair is None or not site.images or not is_uint8(site.quantize, 2):
         return None
     if not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]):
@@ -328,13 +161,13 @@ def _kernel(pool: ir.Node) -> list[int]:
 def _resized(site: Site) -> Call | None:
     """Return the call for a Resize; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
-    pair, found = _dequantized(anchor.inputs[0]), find_resizing(anchor)
+    pair, found = dequantized(anchor.inputs[0]), find_resizing(anchor)
     if pair is None or found is None or not site.images or not found.keeps_others(site.shapes[0]):
         return None
     if found.nearest and not equal_parameters(pair.inputs[1:3], site.quantize.inputs[1:3]):
         return None
-    inputs = [*_operands(pair), *_operands(site.quantize)[1:]]
-    if not _are_constants(inputs[1:]):
+    inputs = [*operands(pair), *operands(site.quantize)[1:]]
+    if not are_constants(inputs[1:]):
         return None
     lengths = dict(zip(("rows", "columns"), found.sizes, strict=False))
     scales = dict(zip(("scale_down", "scale_across"), found.scales, strict=False))
@@ -347,15 +180,15 @@ def _resized(site: Site) -> Call | None:
 def _normalized(site: Site) -> Call | None:
     """Return the call for a normalization by groups of channels, with the Relu or Clip that it absorbs."""
     nodes = [site.nodes[name] for name in site.unit.nodes]
-    pair, channels = _dequantized(nodes[0].inputs[0]), site.shapes[0][1] if site.images else None
+    pair, channels = dequantized(nodes[0].inputs[0]), site.shapes[0][1] if site.images else None
     found = group_norm_of(nodes, channels) if isinstance(channels, int) else None
     if pair is None or found is None:
         return None
-    inputs = [*_operands(pair), None, None, *_operands(site.quantize)[1:]]
-    if not _are_constants([*_operands(pair)[1:], *_operands(site.quantize)[1:]]):
+    inputs = [*operands(pair), None, None, *operands(site.quantize)[1:]]
+    if not are_constants([*operands(pair)[1:], *operands(site.quantize)[1:]]):
         return None
     anchor = next(node for node in nodes if node.op_type in OPERATORS)
-    kept = _clipping([node for node in nodes if node.op_type in RELUS], site.quantize).get("table", np.arange(256))
+    kept = clipping([node for node in nodes if node.op_type in RELUS], site.quantize).get("table", np.arange(256))
     values = {"num_groups": found.groups, "epsilon": found.epsilon, "least": int(kept[0]), "most": int(kept[-1])}
     attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
     beside = ("least", "most") if "num_groups" in anchor.attributes else ("num_groups", "least", "most")
@@ -380,17 +213,17 @@ def _pair(site: Site) -> Call | None:
     The second tensor has the shape of the first, or a value for each channel. None if it has another form.
     """
     anchor, *absorbed = (site.nodes[name] for name in site.unit.nodes)
-    pairs = [pair for pair in map(_dequantized, anchor.inputs) if pair is not None]
+    pairs = [pair for pair in map(dequantized, anchor.inputs) if pair is not None]
     if len(pairs) != 2 or len(site.shapes) != 3 or pairs[0].inputs[0] is pairs[1].inputs[0]:
         return None
     order = whole_first(site.shapes[0], site.shapes[1], site.shapes[2], site.channel)
     if order is None:
         return None
-    a, b = (_operands(pairs[place]) for place in order)
-    inputs = [*a, *b, *_operands(site.quantize)[1:]]
-    if not _are_constants([*a[1:], *b[1:], *_operands(site.quantize)[1:]]):
+    a, b = (operands(pairs[place]) for place in order)
+    inputs = [*a, *b, *operands(site.quantize)[1:]]
+    if not are_constants([*a[1:], *b[1:], *operands(site.quantize)[1:]]):
         return None
-    values = _clipping(absorbed, site.quantize)
+    values = clipping(absorbed, site.quantize)
     body = [*pairs, anchor, *absorbed, site.quantize]
     tensors = Tensors((0, PAIR.index("b")), order)
     return Call(anchor.op_type, str(anchor.name), PAIR, inputs, body, values=values, tensors=tensors)
@@ -399,12 +232,12 @@ def _pair(site: Site) -> Call | None:
 def _concat(site: Site) -> Call | None:
     """Return the call for a Concat of two to four tensors along their channels; None if it has another form."""
     (anchor,) = (site.nodes[name] for name in site.unit.nodes)
-    pairs = [pair for pair in map(_dequantized, anchor.inputs) if pair is not None]
+    pairs = [pair for pair in map(dequantized, anchor.inputs) if pair is not None]
     joined = [pair.inputs[0] for pair in pairs]
     fits = len(anchor.inputs) == len(pairs) == len(set(joined)) <= len(CONCAT) // 2
     if not fits or len(pairs) < 2 or anchor.attributes.get_int("axis", 0) % len(site.shapes[-1]) != site.channel:
         return None
-    if not _are_constants(value for node in (*pairs, site.quantize) for value in _operands(node)[1:]):
+    if not are_constants(value for node in (*pairs, site.quantize) for value in operands(node)[1:]):
         return None
     inputs: list[ir.Value | None] = [value for tensor in joined for value in (tensor, None)]
     values = {
@@ -419,22 +252,14 @@ def _concat(site: Site) -> Call | None:
 
 def _requantized(pair: ir.Node, quantize_node: ir.Node) -> Array:
     """Return what a QuantizeLinear makes of the 256 values of a DequantizeLinear: uint8 (256,)."""
-    before, after = (_parameters(node) for node in (pair, quantize_node))
+    before, after = (parameters_of(node) for node in (pair, quantize_node))
     return quantize(dequantize(np.arange(256, dtype=np.uint8), before), after)
-
-
-def _parameters(node: ir.Node) -> QParams:
-    """Return the constant scale and zero point of a DequantizeLinear or QuantizeLinear."""
-    scale, zero = (constant(value) for value in _operands(node)[1:])
-    assert scale is not None
-    assert zero is not None
-    return QParams(scale=scale.numpy().reshape(()), zero_point=zero.numpy().reshape(()))
 
 
 def _table(site: Site) -> Call | None:
     """Return the call for a unit that is a function of one element; None if it is not."""
     nodes = [site.nodes[name] for name in reversed(site.unit.nodes) if name in site.nodes]  # the gate may be replaced
-    for pair in map(_dequantized, (value for node in nodes for value in node.inputs)):
+    for pair in map(dequantized, (value for node in nodes for value in node.inputs)):
         root = None if pair is None else pair.inputs[0]
         chains: dict[ir.Value, Chain] = {}
         if root is not None:
@@ -450,13 +275,13 @@ def _sloped(site: Site) -> Call | None:
     A result may differ by a step from that of the body, where it is in the middle between two integers.
     """
     relu, clip, mul, add = nodes = [site.nodes[name] for name in site.unit.nodes]
-    pairs = [pair for node in (relu, clip) if (pair := _dequantized(node.inputs[0])) is not None]
+    pairs = [pair for node in (relu, clip) if (pair := dequantized(node.inputs[0])) is not None]
     if (table := _table(site)) is not None or len(pairs) < 2 or pairs[0].inputs[0] is not pairs[1].inputs[0]:
         return table
     slopes = next(value for value in mul.inputs if value is not clip.outputs[0])
-    if not _are_constants([*_operands(pairs[0])[1:], slopes, *_operands(site.quantize)[1:]]):
+    if not are_constants([*operands(pairs[0])[1:], slopes, *operands(site.quantize)[1:]]):
         return None
-    before, after = (_parameters(node) for node in (pairs[0], site.quantize))
+    before, after = (parameters_of(node) for node in (pairs[0], site.quantize))
     rise = before.scale.item() / after.scale.item()
     lines, factors = np.array([[rise], [rise], [after.zero_point.item()]], np.float32), constant(slopes)
     if factors is None or not rise * max(1, np.abs(factors.numpy()).max()) < STEEPEST:
@@ -480,8 +305,8 @@ def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain],
 
 
 CALLS: Mapping[str, Callable[[Site], Call | None]] = {
-    "Conv": _convolution,
-    "ConvTranspose": _transposed,
+    "Conv": convolution_call,
+    "ConvTranspose": transposed_call,
     "AveragePool": _mean,
     "GlobalAveragePool": _mean,
     "MaxPool": _maximum,

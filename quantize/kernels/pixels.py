@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...transforms.graph import Shape, constant, sole_reader
 from .call import Call, Tensors
-from .calls import IMAGE
+from .site import IMAGE
 from .wrap import TO_NCHW, TO_NHWC, put_calls
 
 INPUTS = ("x", "y_scale", "y_zero_point")

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from ...transforms.graph import Shape, constant, is_standard, sole_reader
 from ...transforms.int8.existing import is_linear
 from .call import FLOATS, Call, Tensors
-from .calls import X
 from .chains import is_uint8
+from .site import X
 from .wrap import put_calls
 
 MOST_CLASSES = 16

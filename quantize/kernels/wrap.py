@@ -20,11 +20,13 @@ from ...transforms.rewriter import add_initializer, names, remove_if_unread, rem
 from ...transforms.rewriter import replace as replace_value
 from .bent_lines import bent_lines_of
 from .call import Call, Results, Tensors, attributes_of
-from .calls import BIAS, CONVOLUTION, CURVE, LINES, PAIR, RESIDUAL, WEIGHTS, Surroundings, X, Y, call_of
+from .calls import LINES, PAIR, Surroundings, call_of
 from .chains import copied, table_of
+from .convolution_calls import BIAS, CONVOLUTION, CURVE, RESIDUAL, WEIGHTS
 from .curves import SEGMENTS, curve_of
 from .library import names_of
 from .nodes import native_node
+from .site import X, Y
 
 CURVED = frozenset({"Convolution", "GroupNormalization"})
 """The operators that take a function of their result as a curve."""
