@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from ...transforms.int8.plan import Plan
 from ..job import Candidate, Job, Placement
-from ..runtime.clock import is_decided
 from .facts import Facts
 from .measuring import Write, measure_units, profile, profile_float, with_profile
 from .plans_by_cost import common_plan, without_noisy
@@ -16,8 +15,6 @@ from .pricing import float_time, has_unmeasured, plan_milliseconds, usual_share,
 from .racing import Size, least_milliseconds, runners_of
 from .rules import all_int8_plan
 from .search import as_asked, costs_decide, keep, sizes_of
-
-BRIEF = 0.2  # the share of the time of a race of two models that shows which of them is clearly faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +59,10 @@ class PricedPlans:
         every = [size.known.prices for size in self.sizes]
         return max((1e3 * plan_milliseconds(prices, plan) / float_time(prices) for prices in every), default=0.0)
 
-    def ratio(self, plan: Plan, other: Candidate, limit: float) -> float:
+    def ratio(self, plan: Plan, other: Candidate) -> float:
         """Return the time of the model of a plan over that of another model, in turns, at the worst batch size.
 
-        It is 0 where costs are not measured, and infinite if the runtime does not run both. A short race is enough
-        where it shows on which side of the limit the ratio is.
+        It is 0 where costs are not measured, and infinite if the runtime does not run both.
         """
         if self.job.policy.how != "measured" or not self.sizes:
             return 0.0
@@ -74,13 +70,8 @@ class PricedPlans:
         runners = runners_of(self.sizes, {"plan": bench.candidate(plan), "other": other})
         if len(runners) < 2:
             return math.inf
-        seconds, found = max(1.0, self.job.options.seconds), math.inf
-        for share in (BRIEF, 1.0):
-            times, unsure = least_milliseconds(self.sizes, runners, share * seconds, limit)
-            found = max(each["plan"] / each["other"] for each in times)
-            if is_decided(found, unsure, limit):
-                break
-        return found
+        times, _ = least_milliseconds(self.sizes, runners, max(1.0, self.job.options.seconds))
+        return max(each["plan"] / each["other"] for each in times)
 
     def measured(self, plan: Plan) -> tuple[PricedPlans, float]:
         """Profile the model of a plan, and return the plans by the costs that this gives, and the time of the model.

@@ -114,7 +114,7 @@ def runners_of(
 
 
 def least_milliseconds(
-    sizes: Sequence[Size], runners: Mapping[str, LoadedModel], seconds: float, limit: float | None = None
+    sizes: Sequence[Size], runners: Mapping[str, LoadedModel], seconds: float
 ) -> tuple[list[dict[str, float]], float]:
     """Return the least time of each model at each batch size, timed in turns, and their greatest uncertainty.
 
@@ -122,12 +122,11 @@ def least_milliseconds(
         sizes: The batch sizes.
         runners: The models by name.
         seconds: How long all models are timed at each batch size.
-        limit: As for `race`.
     """
     found, unsure = [], 0.0
     for size in sizes:
         runs = [partial(runner, size.bench.feed) for runner in runners.values()]
-        times = race(runs, seconds=seconds, threads=size.bench.job.options.threads, limit=limit)
+        times = race(runs, seconds=seconds, threads=size.bench.job.options.threads)
         found.append({name: 1e3 * each.least for name, each in zip(runners, times, strict=True)})
         unsure = max(unsure, uncertainty(times))
     return found, unsure

@@ -155,9 +155,7 @@ def _block(run: Run, seconds: float, now: Callable[[], float], least: int) -> li
     return times
 
 
-def race(
-    runs: Sequence[Run], *, seconds: float = 2.0, threads: int = 0, settle: bool = False, limit: float | None = None
-) -> list[Times]:
+def race(runs: Sequence[Run], *, seconds: float = 2.0, threads: int = 0, settle: bool = False) -> list[Times]:
     """Time functions in turn as `interleave` does, and again, up to `AGAIN` times, until their ratios are sure.
 
     Args:
@@ -166,23 +164,14 @@ def race(
         threads: Threads inside one operator.
         settle: Whether they are also timed again while the second one is faster than all others, but by less than the
             uncertainty of the ratios.
-        limit: They are not timed again once it is known on which side of this the ratio of the first to the second one
-            is; None where the ratios themselves count.
     """
     found = interleave(runs, seconds=seconds, threads=threads)
     for _ in range(AGAIN):
         if uncertainty(found) <= SURE and not (settle and _is_open(found)):
             break
-        if limit is not None and is_decided(ratio(found[0].least, found[1].least), uncertainty(found), limit):
-            break
         more = interleave(runs, seconds=seconds, threads=threads)
         found = [one.and_more(two) for one, two in zip(found, more, strict=True)]
     return found
-
-
-def is_decided(found: float, unsure: float, limit: float) -> bool:
-    """Return whether a ratio is on one side of a limit by more than its uncertainty, on a logarithmic scale."""
-    return not 0 < found < math.inf or abs(math.log(found / limit)) > unsure
 
 
 def _is_open(times: Sequence[Times]) -> bool:

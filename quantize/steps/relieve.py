@@ -155,7 +155,7 @@ def _between(
 
 def _is_faster(plans: PricedPlans, plan: Plan, other: Candidate) -> bool:
     """Return whether a plan is clearly faster than a model: by the costs, and then by timing both."""
-    return plans.share(plan) <= FASTER * plans.share(other.plan) and plans.ratio(plan, other, FASTER) <= FASTER
+    return plans.share(plan) <= FASTER * plans.share(other.plan) and plans.ratio(plan, other) <= FASTER
 
 
 def _quiet(
@@ -203,7 +203,7 @@ def _faster(
         plans, found = _fastest(plans, noise, limit)
         if found is None or any(is_same(found, each) for each in tried):
             continue
-        if plans.ratio(found, best.candidate, FASTER) <= FASTER:
+        if plans.ratio(found, best.candidate) <= FASTER:
             return plans, found
         tried.append(found)
     return plans, None
@@ -224,7 +224,7 @@ def _without_library(job: Job, plans: PricedPlans, best: _Kept, made: Callable[[
     stock, count = stock_plan(plan), sum(plan.impl(unit).native for unit in plan.units)
     if job.options.wants_native or not 0 < count <= FEW or not stock.has_int8:
         return best
-    if not 0 < plans.ratio(stock, best.candidate, 1 / FASTER) <= 1 / FASTER:  # 0 where costs are not measured
+    if not 0 < plans.ratio(stock, best.candidate) <= 1 / FASTER:  # 0 where costs are not measured
         return best
     candidate = made(stock)
     accuracy = measure_accuracy(job, candidate)

@@ -419,23 +419,6 @@ def test_a_plan_is_profiled_once(model: Path, monkeypatch: pytest.MonkeyPatch) -
         plans.measured(dear)
 
 
-@pytest.mark.parametrize(("ratio", "shares"), [(0.8, [0.2]), (1.2, [0.2]), (1.0, [0.2, 1.0])])
-def test_a_long_race_decides_only_where_a_short_one_does_not(
-    model: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, shares: list[float]
-) -> None:
-    job, facts, rules, write = begun(model, place="measured", seconds=3.0)
-    plans = plans_by_price(job, facts, rules, write, {"x": 1e-4, "a": 1e-4})
-    timed = []
-
-    def race(sizes: Any, runners: Mapping[str, Any], seconds: float, limit: float) -> Any:
-        timed.append(seconds)
-        return [{"plan": ratio, "other": 1.0}], 0.1
-
-    monkeypatch.setattr(priced_plans, "least_milliseconds", race)
-    assert plans.ratio(rules, write(rules), 0.97) == ratio
-    assert timed == [pytest.approx(3.0 * share) for share in shares]
-
-
 # ------------------------------------------------------------------------------------------------------ whole runs
 
 

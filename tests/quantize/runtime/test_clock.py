@@ -23,7 +23,6 @@ from requant.quantize.runtime.clock import (
     alone,
     doubt,
     interleave,
-    is_decided,
     race,
     uncertainty,
 )
@@ -196,23 +195,6 @@ def test_a_gain_within_its_uncertainty_is_timed_again(
         one = len(found[0].seconds) // (1 + again * settle)
         assert one * (1 + again * settle) == len(found[0].seconds)
         assert one == len(race(runs, seconds=0.0, threads=1)[0].seconds)
-
-
-@pytest.mark.parametrize(
-    ("first", "again"), [(0.8, 0), (1.2, 0), (0.95, AGAIN), (1.0, AGAIN)], ids=["faster", "slower", "near", "near too"]
-)
-def test_what_is_clearly_on_one_side_of_a_limit_is_not_timed_again(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, first: float, again: int
-) -> None:
-    monkeypatch.setattr(clock, "AGAIN", AGAIN)
-    monkeypatch.setattr(clock, "uncertainty", lambda _: 0.1)  # a busy machine
-    found, _ = race([machine.run("f", [first]), machine.run("q", [1.0])], seconds=0.0, threads=1, limit=0.97)
-    assert len(found.seconds) == (1 + again) * LEAST_ROUNDS * TURN
-
-
-def test_a_ratio_without_a_logarithm_is_decided() -> None:
-    assert is_decided(0.0, 0.1, 0.97)
-    assert is_decided(float("inf"), UNKNOWN, 0.97)
 
 
 # ------------------------------------------------------------------------------------------------------------- latency

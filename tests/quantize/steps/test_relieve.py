@@ -40,7 +40,7 @@ class Priced:
     def share(self, plan: Plan) -> float:
         return 1.0 + sum(self.extra[unit.name] for unit in UNITS if not plan.impl(unit).int8)
 
-    def ratio(self, plan: Plan, other: Any, limit: float = 1.0) -> float:
+    def ratio(self, plan: Plan, other: Any) -> float:
         return self.measured(plan)[1] / self.measured(other.plan)[1]
 
     def measured(self, plan: Plan) -> tuple[Priced, float]:
@@ -123,7 +123,7 @@ def test_a_plan_that_is_not_faster_is_timed_once_and_a_dearer_one_never(
     """Five limits of noise give two plans; each was profiled and timed up to four times."""
     plans, timed = Priced(dict.fromkeys(NAMES, extra), EVEN), []
 
-    def ratio(self: Priced, plan: Plan, other: Any, limit: float) -> float:
+    def ratio(self: Priced, plan: Plan, other: Any) -> float:
         timed.append(floats_in(plan))
         return 1.0
 
@@ -157,7 +157,7 @@ def test_where_no_price_gives_a_plan_between_units_change_one_after_another(
     """Of units with the same noise for the same time, a price moves all to float, or none."""
     plans = Priced(PROPORTIONAL, PROPORTIONAL)
     if slow:
-        monkeypatch.setattr(Priced, "ratio", lambda self, plan, other, limit: 1.0)
+        monkeypatch.setattr(Priced, "ratio", lambda self, plan, other: 1.0)
     assert {floats_in(plans(price)) for price in (0.1, 0.9, 1.1, 100.0)} == {"", "abc"}
     found = relieved(monkeypatch, plans, most, fails)
     assert found is not None
@@ -226,7 +226,7 @@ def test_few_native_operators_that_gain_nothing_become_those_of_the_runtime(
     monkeypatch.setattr(relieve, "measure_accuracy", lambda *_: noise)
     accuracy: Any = 0.5
     best = relieve._Kept(model(plan), accuracy, 1.0)
-    plans: Any = SimpleNamespace(ratio=lambda stock, other, limit: ratio)
+    plans: Any = SimpleNamespace(ratio=lambda stock, other: ratio)
     job: Any = SimpleNamespace(options=options)
     found = relieve._without_library(job, plans, best, model)
     assert any(found.candidate.plan.impl(unit).native for unit in units) is (bool(native) and not replaced)
