@@ -136,8 +136,12 @@ def _read_by(norm: ir.Node, shapes: Mapping[str, Shape]) -> ir.Value | None:
         groups = norm.attributes.get_int("num_groups", channels)
         return norm.inputs[0] if groups == channels else None
     nodes = find_group_norm(norm, shapes)
-    known = group_norm_of(nodes, channels) if nodes else None
-    return nodes[0].inputs[0] if known is not None and known.groups == channels else None
+    image = nodes[0].inputs[0] if nodes else None
+    whole = (shapes.get(str(image.name)) or ()) if image is not None else ()
+    if len(whole) < 2 or whole[1] != channels:  # the scales are those of larger groups
+        return None
+    known = group_norm_of(nodes, channels)
+    return image if known is not None and known.groups == channels else None
 
 
 def _path(normed: ir.Value) -> list[ir.Node] | None:

@@ -174,7 +174,7 @@ INT8 = (
         Kind.NAMES,
         group="accuracy",
         metavar="A,B",
-        sample=[name for name, row in CORRECTIONS.items() if "medium" in row.efforts],
+        sample=["bias", "rounding"],
         help=f"Use only these: {', '.join(CORRECTIONS)}.",
         more="[default: those of --effort]",
     ),
