@@ -215,7 +215,7 @@ def _dead_channels(seen: Observations) -> list[Finding]:
     shown = ", ".join(f"{dead[name]} of {seen.channels[name].lo.size} of {name!r}" for name in worst[:SHOWN])
     rest = len(worst) - SHOWN
     count = sum(dead[name] for name in worst[SHOWN:])
-    more = f", and {count} channels of {rest} more tensor{'s' if rest > 1 else ''}" if rest > 0 else ""
+    more = f", and {count} channels of {number_of(rest, 'more tensor')}" if rest > 0 else ""
     return [Finding("constant", worst[0], f"channels that are constant in all samples: {shown}{more}", "note")]
 
 

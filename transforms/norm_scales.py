@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .equalize import Group, scale_group
-from .graph import Shape, constant, graph_of, made_by, plain_shape, sole_reader
+from .graph import Shape, constant, graph_of, is_standard, made_by, plain_shape, sole_reader
 from .inference import inferred
 from .patterns.channel_rules import RULES
 from .patterns.channel_scales import Floats, Fold, Look, floats
@@ -60,9 +60,10 @@ def find_normed(model: ir.Model) -> list[NormedChannels]:
     Between the convolution and the normalization Relu, LeakyRelu, PRelu and poolings are possible. The tensors between
     them have no other readers and are no outputs of the graph. Weights, bias and factors are constants.
     """
-    known = inferred(model)
+    norms = [node for node in model.graph if is_standard(node, *OPERATORS)]
+    known = inferred(model) if norms else {}
     shapes = {name: shape for name, value in known.items() if (shape := plain_shape(value)) is not None}
-    found = [_normed(node, known, shapes) for node in model.graph if node.op_type in OPERATORS and not node.domain]
+    found = [_normed(node, known, shapes) for node in norms]
     return [each for each in found if each is not None]
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 from rich.table import Table
 
+from ...system.printable import number_of
 from ..runtime.executed import Kernel
 from ..runtime.isa import Isa
 from ..tools.explain.explain import Explanation
@@ -106,8 +107,7 @@ def _print_reasons(console: Terminal, found: Explanation, most: int | None) -> N
     if not nodes or (not found.mac_share_int8 and len({node.reasons for node in nodes}) == 1):
         return  # the model is not quantized: one cause below covers all products
     console.print()
-    plural = "s" if len(nodes) > 1 else ""
-    console.print(f"{len(nodes)} product{plural} in float")
+    console.print(f"{number_of(len(nodes), 'product')} in float")
     table = Table(box=None, pad_edge=False)
     table.add_column("µs", justify="right")
     table.add_column("node")

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ...calibration.execution import Execution
 from ...calibration.runner import observe
 from ...calibration.samples import Sample
+from ...system.printable import number_of
 from ...transforms.equalize import Group, equalize, groups
 from ...transforms.graph import node_name
 from ...transforms.rewriter import names, unused_name
@@ -52,8 +53,7 @@ def equalized(job: Job, *, samples: int = SAMPLES) -> Job:
     if not scales:
         return job
     equalize(model, scales)
-    count = f"{len(scales)} group{'s' if len(scales) > 1 else ''} of tensors"
-    note = f"channels of {count} scaled for integers"
+    note = f"channels of {number_of(len(scales), 'group')} of tensors scaled for integers"
     source = serialize(model, job.folder)
     return replace(job, simple=model, float_source=source, notes=(*job.notes, note), scaled=job.scaled | {"equalize"})
 

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from ...calibration.execution import Execution
 from ...calibration.runner import observe
 from ...calibration.samples import Sample
+from ...system.printable import number_of
 from ...transforms.graph import constant, node_name
 from ...transforms.norm_scales import NormedChannels, find_normed, scale_normed
 from ...transforms.rewriter import names, unused_name
@@ -98,7 +99,7 @@ def norms_scaled(job: Job, *, samples: int = SAMPLES) -> Job:
             count += scale_normed(each, scales.factor, scales.shift, scales.gain, taken)
     if not count:
         return job
-    note = f"channels of {count} tensor{'s' if count > 1 else ''} scaled in front of norms"
+    note = f"channels of {number_of(count, 'tensor')} scaled in front of norms"
     source = serialize(model, job.folder)
     scaled = job.scaled | {"norms"}
     return replace(job, simple=model, float_source=source, notes=(*job.notes, note), scaled=scaled, unscaled=job)

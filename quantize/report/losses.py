@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...system.printable import number_of
 from ...transforms.int8.plan import Impl
 from .record import CONVERSION_ROW, LAYOUT_ROW, Record, Unit
 
@@ -79,7 +80,7 @@ def _why(units: Sequence[Unit]) -> str:
         name = first.name if len(first.name) <= LONGEST else f"…{first.name[1 - LONGEST :]}"
         why = _reason(first) + (f" ({name})" if len({_reason(unit) for unit in most}) > 1 else "")
     others = len(alike) - 1
-    return f"{why}; {others} other reason{'s' if others > 1 else ''}" if others else why
+    return f"{why}; {number_of(others, 'other reason')}" if others else why
 
 
 def _added(record: Record) -> Iterator[Loss]:
