@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,7 +52,25 @@ def stand_ins(model: ir.Model) -> dict[ir.Value, ir.Value]:
         known = {info.name: info for info in (*message.input, *message.output, *message.value_info)}
         for value in own_values(graph):
             found[value] = _stand_in(value, known.get(value.name or ""))
+    symbols = {
+        length.value for value in model.graph.inputs for length in value.shape or () if not isinstance(length, int)
+    }
+    for value in model.graph.outputs:
+        if value in found:
+            found[value].shape = _told(found[value].shape, value.shape, symbols - {None})
     return found
+
+
+def _told(inferred: ir.Shape | None, declared: ir.Shape | None, symbols: Collection[str | None]) -> ir.Shape | None:
+    """Return the shape of an output: the inferred lengths, and declared ones where no length is inferred.
+
+    A declared number where the length is that of an input, for instance the number of boxes of the example with which
+    the model was exported, is wrong for other inputs. The runtime only warns of it.
+    """
+    if inferred is None or declared is None or len(inferred) != len(declared):
+        return inferred
+    sure = [isinstance(length, int) or length.value in symbols for length in inferred]
+    return ir.Shape([ours if known else other for ours, other, known in zip(inferred, declared, sure, strict=True)])
 
 
 class Known:
@@ -118,7 +136,10 @@ def _pairs(graph: ir.Graph, message: onnx.GraphProto) -> Iterator[tuple[ir.Graph
 
 
 def _message(model: ir.Model) -> onnx.ModelProto:
-    """Return a model as a message in which large initializers are inputs; `model` does not change."""
+    """Return a model as a message in which large initializers are inputs, and outputs have no shapes.
+
+    `model` does not change.
+    """
     graph, inputs = model.graph, list(model.graph.inputs)
     before = [(value, value.const_value) for value in graph.initializers.values()]
     try:
@@ -131,7 +152,11 @@ def _message(model: ir.Model) -> onnx.ModelProto:
             if tensor is None or tensor.nbytes > APART:
                 value.const_value = None
                 graph.initializers.pop(str(value.name))
-        return ir.to_proto(model)
+        message = ir.to_proto(model)
+        for output in message.graph.output:
+            if output.type.HasField("tensor_type"):
+                output.type.tensor_type.ClearField("shape")
+        return message
     finally:
         graph.initializers.clear()
         for value, tensor in before:

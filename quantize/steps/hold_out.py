@@ -17,13 +17,14 @@ from ..placement.runs import MOST_SAMPLES
 
 FEWEST = 32  # samples from which a part is held out; with fewer, each is needed for the ranges
 PART = 4  # one of so many samples, but at least FEWEST / 2, or one of so many sequences is held out
+GOLDEN = (5**0.5 - 1) / 2  # its multiples, without their whole parts, repeat no pattern and fill 0..1 evenly
 
 
 def hold_out(job: Job) -> Job:
     """Return the job with two sources: one that gives ranges and corrections, and one to judge models on.
 
-    The samples that ``--samples`` leaves out judge the model. Without this option every fourth sample judges it, but at
-    least half of `FEWEST` samples and at most `MOST_SAMPLES`. A step of a sequence depends on the steps before it, so
+    The samples that ``--samples`` leaves out judge the model. Without this option a fourth of the samples judges it,
+    but at least half of `FEWEST` and at most `MOST_SAMPLES`. A step of a sequence depends on the steps before it, so
     sequences are held out whole. If the number of samples is unknown, they are counted first.
 
     The job keeps one source for both purposes if there are fewer than `FEWEST` samples or `PART` sequences, if
@@ -73,5 +74,13 @@ def _hold_out_sequences(job: Job, source: Source) -> Job:
 
 
 def _spread(positions: Sequence[int], count: int) -> list[int]:
-    """Return `count` positions, each from the middle of its part."""
-    return [positions[(2 * index + 1) * len(positions) // (2 * count)] for index in range(count)]
+    """Return `count` positions, ascending, one from each of as many parts.
+
+    The place in the part moves by the golden ratio from part to part. The same place in each part would be one kind of
+    samples where kinds alternate, such as images and their mirror images: the ranges would come from the other kind.
+    """
+    found = []
+    for index in range(count):
+        first, end = (each * len(positions) // count for each in (index, index + 1))
+        found.append(positions[first + int((index + 0.5) * GOLDEN % 1 * (end - first))])
+    return found

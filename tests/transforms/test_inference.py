@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 
+from requant.transforms import run
 from requant.transforms.inference import infer, inferred, stand_ins
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g (float[2, N] x, bool c) => (float[M, K] y) <float[3] w = {1, 2, 3}> {
@@ -60,3 +64,38 @@ def test_a_model_that_onnx_refuses_keeps_what_it_says() -> None:
     known = {str(value.name): value for value in model.graph.inputs}
     assert shapes(known) == {"x": [2, 7], "c": []}
     assert model.graph.outputs[0].dtype is ir.DataType.FLOAT
+
+
+BOXES = """<ir_version: 8, opset_import: ["": 17]>
+g (float[B, N, 16] x) => (float[B, 54, 16] z, float[B, 4, 54, 4] y) <int64[1] m1 = {-1}, int64[1] c4 = {4}, int64[1] one = {1}> {
+  z = Relu (x)
+  s = Shape (z)
+  n = Gather (s, one)
+  to = Concat<axis = 0>(m1, n, c4, c4)
+  v = Reshape (z, to)
+  y = Transpose<perm = [0, 2, 1, 3]>(v)
+}"""
+
+
+def test_a_declared_length_is_none_where_the_length_is_that_of_an_input() -> None:
+    """The model was exported with 54 boxes; the runtime takes any number, and only warns."""
+    found = inferred(ir.from_onnx_text(BOXES))
+    assert shapes(found)["z"] == ["B", "N", 16]
+    open_ended = inferred(ir.from_onnx_text(BOXES.replace("Shape (z)", "Shape (x)")))
+    assert 54 not in (open_ended["y"].shape or ())
+
+
+def test_a_declared_length_counts_where_none_is_inferred() -> None:
+    text = BOXES.replace("float[B, N, 16] x)", "float[B, N, 16] x, int64[3] lengths)").replace(
+        "Relu (x)", "Reshape (x, lengths)"
+    )
+    assert shapes(inferred(ir.from_onnx_text(text)))["z"] == ["B", 54, 16]
+
+
+def test_a_model_whose_output_declares_too_much_computes_the_same_simplified() -> None:
+    proto = onnx.parser.parse_model(BOXES)
+    simplified = run("fold_constants", ir.from_proto(proto)).model
+    data = {"x": np.arange(2 * 20 * 16, dtype=np.float32).reshape(2, 20, 16)}
+    models = (each.SerializeToString() for each in (proto, ir.to_proto(simplified)))
+    before, after = (ort.InferenceSession(each).run(None, data) for each in models)
+    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))

@@ -336,6 +336,17 @@ def test_positions_are_spread(total: int, count: int) -> None:
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize("total", [32, 64, 100, 200])
+@pytest.mark.parametrize("kinds", [2, 3, 4, 8])
+def test_of_kinds_of_samples_that_alternate_all_judge_and_all_give_ranges(total: int, kinds: int) -> None:
+    """Upright and rotated images in turn: 47 dB of one kind hid 12 dB of the other."""
+    count = max(total // 4, 16)
+    held = [sum(each % kinds == kind for each in holding._spread(range(total), count)) for kind in range(kinds)]
+    even = count / kinds
+    assert even / 2 <= min(held)
+    assert max(held) <= 1.5 * even
+
+
 def test_what_is_nearest_to_its_limit_is_told() -> None:
     whole = Accuracy(8, None, {"y": 30.0}, parts_db={"y": ("[:, 4:]", 16.0)})
     assert promise(whole).text == "16.0 dB at y[:, 4:], 15 dB are needed"
