@@ -64,10 +64,15 @@ def operations(layer: Layer) -> float:
 def multiplications(node: ir.Node, shape: tuple[int, ...]) -> float:
     """Return `operations` of a layer from its node and the shape of its weights."""
     groups = _groups(node)
-    results = shape[_channel_axis(node)] / groups
+    results = channels_of(node, shape) / groups
     columns = math.prod(shape) / groups / results
     judging = 6 * columns * ROWS / FOLDS * results
     return float(groups * (columns**2 * (ROWS + 2 * SWEEPS * results) + judging))
+
+
+def channels_of(node: ir.Node, shape: tuple[int, ...]) -> int:
+    """Return the number of output channels of a layer from its node and the shape of its weights."""
+    return shape[_channel_axis(node)]
 
 
 def learn_rounding(layer: Layer, *, shifted: bool = True, exact: bool = True) -> Array | None:

@@ -10,7 +10,7 @@ from ...calibration.session import Array
 from ...transforms.graph import constant, nodes_by_name
 from ...transforms.int8.ops import OPS
 from ..corrections.layer_by_layer import WALKED
-from ..corrections.rounding import SPARSE, multiplications
+from ..corrections.rounding import ROWS, SPARSE, channels_of, multiplications
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
@@ -24,8 +24,8 @@ from .evidence import RESCUE, TRIAL_SAMPLES
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
 BINNED = 3.0
 TRIED = 0.01  # seconds for a tensor beside the runs: building its part of the model
-ADJUSTED = 0.05  # seconds for a layer beside the multiplications and runs
-PRODUCT = 1e-10  # seconds for one multiplication of learned rounding
+ADJUSTED = 0.15  # seconds for a layer beside the multiplications and runs
+PRODUCT = 5e-11  # seconds for one multiplication of learned rounding
 LOADED = 0.002  # seconds for one unit of a plan: writing, loading and reading its profile
 PROFILES = 9  # plans that are profiled: float, each integer form, rules, and those of the costs
 PLANS = 8  # plans that are timed in turns; then the best one beside the same without native operators
@@ -178,7 +178,8 @@ def _correcting(job: Job, run: float, sizes: Mapping[str, int]) -> float:
         shape = tuple(weight.shape.numpy())
         results = sizes.get(unit.outputs[0], 0) if unit.outputs else 0
         if samples * results >= SPARSE * math.prod(shape):
-            products += multiplications(node, shape)
+            positions = samples * results / channels_of(node, shape)
+            products += multiplications(node, shape) * min(1.0, positions / ROWS)
     limit = EFFORTS[job.options.effort].operations or math.inf
     learned = min(products, limit) if "rounding" in job.corrections else 0.0
     return layers * ADJUSTED + 2 * samples * run + PRODUCT * learned
