@@ -22,6 +22,7 @@ EXPECTED_TRANSFORMS = (
     "deduplicate_initializers",
     "einsum_to_matmul",
     "equalize_weights",
+    "explicit_pads",
     "externalize_weights",
     "extract_subgraph",
     "flatten_atrous_conv",
