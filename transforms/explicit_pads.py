@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, known_shape
+from .graph import computing_nodes
 from .inference import Known
 from .registry import Change, LeftAlone, transform
 
@@ -47,7 +47,9 @@ def explicit_pads(model: ir.Model) -> Change:
     """
     change = Change()
     nodes = [node for node in computing_nodes(model, *CONVOLUTIONS, *POOLS) if _rule(node) in RULES]
-    known = Known(model) if nodes else None
+    if not nodes:
+        return change
+    known = Known(model)
     for node in nodes:
         try:
             pads = _pads(node, known)
@@ -64,7 +66,7 @@ def _rule(node: ir.Node) -> str:
     return node.attributes.get_string("auto_pad", "NOTSET")
 
 
-def _pads(node: ir.Node, known: Known | None) -> list[int]:
+def _pads(node: ir.Node, known: Known) -> list[int]:
     """Return the pads of a node with a rule: those in front by axis, then those behind.
 
     Raises:
@@ -73,18 +75,18 @@ def _pads(node: ir.Node, known: Known | None) -> list[int]:
     rule, window = _rule(node), _window(node, known)
     if "pads" in node.attributes:
         raise LeftAlone("pads-too")
+    if "output_shape" in node.attributes or any(node.attributes.get_ints("output_padding", ())):
+        raise LeftAlone("output-shape")
     if rule == "VALID":
         return [0] * (2 * len(window.extents))
     if node.op_type in POOLS and any(step != 1 for step in node.attributes.get_ints("dilations", ())):
         raise LeftAlone("dilations")
-    if "output_shape" in node.attributes or any(node.attributes.get_ints("output_padding", ())):
-        raise LeftAlone("output-shape")
     totals = _totals(node, window, known)
     less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return less + more if rule == "SAME_UPPER" else more + less
 
 
-def _window(node: ir.Node, known: Known | None) -> Window:
+def _window(node: ir.Node, known: Known) -> Window:
     """Return the window of a node.
 
     Raises:
@@ -99,21 +101,20 @@ def _window(node: ir.Node, known: Known | None) -> Window:
     return Window(tuple(extents), tuple(strides))
 
 
-def _kernel(node: ir.Node, known: Known | None) -> tuple[int, ...]:
+def _kernel(node: ir.Node, known: Known) -> tuple[int, ...]:
     """Return the spatial shape of the weights of a convolution; nothing if it is not known."""
-    weights = node.inputs[1] if len(node.inputs) > 1 else None
-    shape = known_shape(weights) if known is None else known.shape(weights)
-    lengths = () if shape is None else tuple(shape)[2:]
-    return tuple(n for n in lengths if isinstance(n, int)) if all(isinstance(n, int) for n in lengths) else ()
+    lengths = (known.lengths(node.inputs[1] if len(node.inputs) > 1 else None) or ())[2:]
+    found = tuple(n for n in lengths if n is not None)
+    return found if len(found) == len(lengths) else ()
 
 
-def _totals(node: ir.Node, window: Window, known: Known | None) -> list[int]:
+def _totals(node: ir.Node, window: Window, known: Known) -> list[int]:
     """Return the padding of each axis in front and behind together.
 
     Raises:
         LeftAlone: One is not known, or negative.
     """
-    found = None if known is None else known.lengths(node.inputs[0])
+    found = known.lengths(node.inputs[0])
     rank = len(window.extents)
     lengths = found[2:] if found is not None and len(found) == rank + 2 else (None,) * rank
     axes = zip(window.extents, window.strides, lengths, strict=True)

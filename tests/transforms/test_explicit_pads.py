@@ -36,14 +36,10 @@ def model(op: str, axes: list[Axis], given_length: bool, **attributes: Any) -> o
     lengths = [axis.length if given_length else f"n{place}" for place, axis in enumerate(axes)]
     weights = np.random.default_rng(7).normal(size=(CHANNELS, CHANNELS, *kernel)).astype(np.float32)
     convolves = op.startswith("Conv")
-    node = helper.make_node(
-        op,
-        ["x", "w"] if convolves else ["x"],
-        ["y"],
-        strides=[axis.stride for axis in axes],
-        **({} if convolves else {"kernel_shape": kernel}),  # a convolution takes it from its weights
-        **attributes,
-    )
+    attributes["strides"] = [axis.stride for axis in axes]
+    if not convolves:  # a convolution takes it from its weights
+        attributes["kernel_shape"] = kernel
+    node = helper.make_node(op, ["x", "w"] if convolves else ["x"], ["y"], **attributes)
     graph = helper.make_graph(
         [node],
         "g",
@@ -138,3 +134,9 @@ def test_wrong_numbers_are_left_to_the_runtime(strides: list[int]) -> None:
         if attribute.name == "strides":
             attribute.ints[:] = strides
     assert explicit(proto)[1] == "0 applied, 1 window"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_given_output_shape_decides_its_pads(rule: str) -> None:
+    proto = model("ConvTranspose", [Axis(4, 3, 2, 1)], True, auto_pad=rule, output_shape=[8])
+    assert explicit(proto)[1] == "0 applied, 1 output-shape"
