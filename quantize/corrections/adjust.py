@@ -59,6 +59,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
             return correct_bias(layer, integers)
         return Adjustment(stored=integers), layer.run(integers)
 
+    job.progress("correct weights", 0, total)  # the first layer waits for its inputs
     with suppress(RequantError):
         for name, adjustment in walk_layers(job, candidate, feeds, correct, correct_blocks):
             adjustments[name] = adjustment

@@ -53,10 +53,11 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out; if it runs
     none of them, the first one is returned.
     """
-    job, runners = sizes[0].bench.job, runners_of(sizes, candidates, FAR)
+    job = sizes[0].bench.job
+    job.progress("compare placements", 0, None)
+    runners = runners_of(sizes, candidates, FAR)
     if not runners:
         return next(iter(candidates.values())), Placement("rules")
-    job.progress("compare placements", 0, None)
     seconds = max(1.0, job.options.seconds)
     every = [size.known.prices for size in sizes]
     plans = {name: candidates[name].plan for name in runners}

@@ -22,6 +22,13 @@ SLOWEST = 3  # stages in an announcement
 MINUTES = 120.0  # from here on, times are in minutes
 LEARNED = frozenset({"try tensors alone", "try weights alone", "correct weights"})
 """The stages that low effort leaves out. Of long work they are named where they are more than half of it."""
+CHECK, CHOOSE, WRITE = "check data", "choose ranges", "write model"
+"""Stages between those that count: the data are searched for mistakes, the rule gives ranges, and a plan is written
+into a model. Of large graphs each takes seconds."""
+BRIEFLY = "time briefly"
+"""The stage that finds out whether a model is clearly slower than float, before its weights are corrected."""
+INSPECT = "inspect"
+"""The stage that looks at the chosen model and writes it."""
 RELIEF = "units to float"
 """The stage that makes models with more units in float; each goes through other stages."""
 MAYBE = "units must become float"
@@ -144,7 +151,8 @@ class Lines:
         """Take the progress, and print a new stage."""
         with self._lock:
             now, name = time.monotonic(), stage if self._detailed else group(stage)
-            if name != self._stage:
+            again = name == self._stage and done < self._done  # the time and the rest are those of this round
+            if name != self._stage or again:
                 self._leave(now)
                 self._stage, self._since = name, now
             if name == RELIEF and not done:

@@ -34,7 +34,7 @@ from ..placement.reasons import EXCLUDED, KEPT_FLOAT, NO_RANGES
 from ..result import Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, integer_share
-from ..runtime.progress import expect
+from ..runtime.progress import INSPECT, expect
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
@@ -337,7 +337,7 @@ def _finish(
         output: The file to write.
         written: What the model is; None for a model that requant has made before.
     """
-    job.progress("inspect", 0, None)
+    job.progress(INSPECT, 0, None)
     kernels = _executed(job, trial)
     plan = trial.candidate.plan
     model = trial.candidate.model

@@ -40,6 +40,7 @@ from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
 from ..placement.rules import choose_by
 from ..placement.search import check_costs_know_units, place
+from ..runtime.progress import BRIEFLY, WRITE
 from .judge import if_it_runs, is_slower, measured_error, timed_briefly
 from .ranges import TensorRanges
 
@@ -90,6 +91,7 @@ def emit(job: Job, ranges: TensorRanges, evidence: Evidence, before: Placement |
         evidence: The noise that is known.
         before: The placement of an earlier model of the job, whose costs are not measured again; None without one.
     """
+    job.progress(WRITE, 0, None)
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     if job.policy.plan is not None:
         candidate = write(read_plan(job.policy.plan, facts, rules, strict=False))
@@ -105,6 +107,7 @@ def _slow(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate | N
     """Return the model of a candidate without corrections if it is clearly slower than float; else None."""
     if not _adjusts(job) or not candidate.plan.has_int8 or not _seems_slower(job, candidate):
         return None
+    job.progress(WRITE, 0, None)
     final = apply_plan(job, ranges, candidate.plan, purpose="deliver")  # with fewer kernels than the candidate
     return final if _seems_slower(job, final) else None
 
@@ -114,6 +117,7 @@ def _seems_slower(job: Job, candidate: Candidate) -> bool:
 
     False if the model does not run: `judge` reports that.
     """
+    job.progress(BRIEFLY, 0, None)
     return is_slower(job, if_it_runs(partial(timed_briefly, job, candidate)) or ())
 
 
@@ -126,12 +130,14 @@ def correct(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate:
     """Adjust weights and biases by the chosen corrections, and join convolutions whose results are only added."""
     adjusted: Mapping[str, Adjustment] = {}
     if _adjusts(job):
+        job.progress(WRITE, 0, None)
         pairs = job.options.format == "qdq" and not candidate.native
         adjusted = find_adjustments(
             job, candidate if pairs else apply_plan(job, ranges, candidate.plan, purpose="learn")
         )
     if not adjusted and not candidate.native and not sums_of(job, candidate.plan):
         return candidate
+    job.progress(WRITE, 0, None)
     return apply_plan(job, ranges, candidate.plan, adjusted, purpose="deliver")
 
 

@@ -27,7 +27,7 @@ from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.facts import Facts
 from ..placement.rules import FLOAT_FORMS, able, all_int8_plan
 from ..placement.runs import runs_within
-from ..runtime.progress import Adding
+from ..runtime.progress import WRITE, Adding
 from ..sensitivity.each_tensor import alone, ruinous, weights_alone
 from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.switch_graph import ROUNDED
@@ -78,6 +78,7 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
 
 def widest(job: Job, ranges: TensorRanges) -> Candidate:
     """Return the model with integers wherever a plan may have them: its tensors and weights are those to try."""
+    job.progress(WRITE, 0, None)
     facts, rules, write = plan_by_rules(job, ranges, Evidence())
     return write(rules if job.policy.how == "rules" else all_int8_plan(facts, rules))
 

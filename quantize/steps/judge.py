@@ -66,6 +66,7 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
         told = partial(_tell, job, total)
+        told(0)  # the first sample waits for the sessions
         return judge_pair(before, after, samples, told, weights=job.weights, terms=terms)
 
     return _with_logits(job, candidate, compare, _described(job, with_selected_outputs(job, candidate, compare)))

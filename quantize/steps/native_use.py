@@ -11,6 +11,7 @@ from ..job import Candidate, Job, Trial
 from ..kernels.wrap import native_calls
 from ..result import NativeUse
 from ..runtime.clock import race
+from ..runtime.progress import INSPECT
 from ..runtime.runtimes import BODIES
 from .judge import measure_accuracy, promised
 
@@ -28,7 +29,9 @@ def native_use(job: Job, trial: Trial) -> NativeUse | None:
     if library is None:
         return NativeUse(len(units), joined, "")
     stock = replace(trial.candidate, runtime=BODIES)
-    return NativeUse(len(units), joined, library, _stock_ms(job, trial, stock), _stock_promise(job, trial, stock))
+    milliseconds, judged = _stock_ms(job, trial, stock), _stock_promise(job, trial, stock)
+    job.progress(INSPECT, 0, None)  # the comparison is done
+    return NativeUse(len(units), joined, library, milliseconds, judged)
 
 
 def _stock_ms(job: Job, trial: Trial, stock: Candidate) -> float | None:

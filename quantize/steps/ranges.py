@@ -26,6 +26,7 @@ from ..corrections.activation_ranges import ranges_by_results
 from ..job import Job
 from ..model.shapes import of_shapes_alone
 from ..options.given_ranges import precision_of
+from ..runtime.progress import CHECK, CHOOSE
 
 OF_ALL = ("growing", "few", "duplicates")
 """Kinds of findings that need all samples: a shard may have few samples, or copies, but the whole data may not."""
@@ -68,6 +69,7 @@ def observe_plan(job: Job, *, for_file: bool = False) -> RangeFile:
     execution = replace(job.options.execution, strict=False)  # tensors with NaN stay float
     if rule is None or source is None:
         raise AssertionError("where ranges are observed there are data and a rule")
+    job.progress("calibrate", 0, None)  # the first sample waits for the sessions
     histogram = rule.needs_histogram or job.supply.overrides.needs_histogram
     seen = observe(
         job.float_source,
@@ -78,6 +80,7 @@ def observe_plan(job: Job, *, for_file: bool = False) -> RangeFile:
         execution=execution,
         progress=partial(job.progress, "calibrate"),
     )
+    job.progress(CHOOSE, 0, None)
     file = RangeFile.of(
         seen,
         rule,
@@ -107,6 +110,7 @@ def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tup
     """
     if job.source is None:
         return ()
+    job.progress(CHECK, 0, None)
     probed = None
     with suppress(Exception):  # Probe the user's model: simplification folds BatchNormalization.
         probed = probe(job.reference, job.source.samples(normalisation.SAMPLES))
@@ -180,6 +184,7 @@ def find_ranges(job: Job) -> TensorRanges:
     channels = {**_channels(job, ranges.keys() - seen.channels.keys()), **seen.channels}
     better: Mapping[str, Range] = {}
     if "results" in job.corrections and not isinstance(given, Log) and file.rule.name == "auto":
+        job.progress(CHOOSE, 0, None)  # now by the results of functions
         chosen = {name: span for name, span in ranges.items() if name not in own.ranges}
         better = ranges_by_results(job, seen.ranges, chosen)
     changed = frozenset(name for name, span in better.items() if span != ranges[name])

@@ -139,13 +139,13 @@ def _between(
         made: Returns the model of a plan.
         best: A model that keeps the promise.
     """
+    job.progress(RELIEF, ROUNDS, ROUNDS + BETWEEN)
     middle = len(path) // 2
     while path and not _is_faster(plans, path[middle], best.candidate):
         path = path[:middle]
         middle //= 2
     if not path:
         return best
-    job.progress(RELIEF, ROUNDS, ROUNDS + BETWEEN)
     candidate = if_it_runs(partial(made, path[middle]))
     tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
     if candidate is None or tried is None or not promised(job, tried).kept:

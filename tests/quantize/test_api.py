@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -353,9 +354,22 @@ def test_progress_names_its_stages(tmp_path: Path, product: Path) -> None:
     options = Options(seconds=0.0)
     quantize_model(product, feeds(x=(1, 64)), tmp_path / "out.onnx", options, lambda *step: told.append(step))
     stages = list(dict.fromkeys(stage.split(":")[0] for stage, _, _ in told))
-    assert [s for s in stages if s in ("simplify", "calibrate", "compare", "time", "inspect", *CAREFUL)] == stages
-    assert stages == ["simplify", "calibrate", "compare", *CAREFUL, "time", "inspect"]
+    found = ["simplify", "calibrate", "choose ranges", "check data", "write model", "compare"]
+    assert [stage for stage in stages if stage != "time briefly"] == [*found, *CAREFUL, "time", "inspect"]
     assert ("calibrate", 6, 6) in told
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_what_follows_a_stage_that_counts_has_a_name_of_its_own(tmp_path: Path, product: Path) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    options = Options(seconds=0.0)
+    done = quantize_model(product, feeds(x=(1, 64)), tmp_path / "out.onnx", options, lambda *step: told.append(step))
+    stages = [stage for stage, _ in itertools.groupby(stage for stage, _, _ in told)]
+    assert stages[stages.index("calibrate") + 1 :][:2] == ["choose ranges", "check data"]
+    assert stages[stages.index("compare") - 1] == stages[stages.index("correct weights") + 1] == "write model"
+    assert next(step for step in told if step[0] == "compare")[1] == 0
+    assert stages[-1] == "inspect"
+    assert {"choose ranges", "check data", "write model"} <= done.seconds.keys()
 
 
 @pytest.mark.parametrize(

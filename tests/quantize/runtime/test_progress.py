@@ -41,6 +41,15 @@ def test_short_work_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line for second, step in enumerate(steps) for line in told.at(second * 0.9, *step)] == []
 
 
+def test_a_stage_that_begins_again_has_the_time_of_its_own_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.at(0, "compare", 0, 64)
+    told.at(20, "compare", 64, 64)
+    told.at(30, "compare", 0, 64)  # other tensors of the same models
+    told.at(34, "compare", 32, 64)
+    assert told.at(44) == ["   43.00 s  compare: 32 of 64 samples, 13 s, about 13 s left"]
+
+
 def test_a_line_for_each_stage_and_one_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
     assert told.at(0.5, "simplify: fold_constants", 0, None) == []
