@@ -20,7 +20,7 @@ from .observations import Observations, Place
 from .session import ModelSource
 from .sources import Source
 
-__all__ = ["Finding", "Probe", "explain_broken", "findings", "first_broken", "growth_curve", "probe"]
+__all__ = ["Finding", "Probe", "explain_broken", "findings", "first_broken", "growth", "growth_curve", "probe"]
 
 Severity: TypeAlias = Literal["note", "warning"]
 
@@ -112,7 +112,7 @@ def findings(
         *(_normalisation(probed) if probed is not None else ()),
         *_constant(seen, frozenset(inputs)),
         *_dead_channels(seen),
-        *_growing(seen),
+        *growth(seen),
         *_duplicates(seen),
         *_denormal(denormal or {}),
     ]
@@ -296,23 +296,29 @@ def _mixed(name: str, layout: Layout) -> Finding | None:
     return Finding("layout", name, message, "warning")
 
 
-def _growing(seen: Observations) -> list[Finding]:
-    """Report ranges that more samples would widen, or too few samples to decide this."""
+def growth(seen: Observations, held: int = 0) -> list[Finding]:
+    """Return the finding about ranges that more samples would widen, or about too few samples to decide this.
+
+    Args:
+        seen: The statistics of the tensors whose ranges count.
+        held: The number of samples that were given and gave no ranges.
+    """
     if 0 < seen.samples < ENOUGH and seen.ranges:
         message = (
             f"only {number_of(seen.samples, 'sample')}; at least {ENOUGH} are needed to see whether "
             "the ranges still grow, and 100 to 500 are usual"
         )
         return [Finding("few", "", message, "note")]
-    growth = [_growth(curve) for curve in _curves(seen)]
-    grown = fmean(growth) if growth else 0.0
+    grew = [_growth(curve) for curve in _curves(seen)]
+    grown = fmean(grew) if grew else 0.0
     if grown <= GROWN:
         return []
     curve = growth_curve(seen)
     points = ", ".join(f"{samples}: {share:.2f}" for samples, share in curve)
+    kept = f" ({held} of those given judge the model and give no ranges)" if held else ""
     message = (
         f"the ranges still grow: by {grown:.0%} on average with the last doubling of the samples ({points} of the "
-        f"final width, mean over {len(growth)} tensors); add samples, or choose a rule that clips"
+        f"final width, mean over {number_of(len(grew), 'tensor')}); add samples{kept}, or choose a rule that clips"
     )
     return [Finding("growing", "", message, "warning", curve)]
 

@@ -27,7 +27,7 @@ from .steps.files import check_files
 from .steps.forecast import forecast
 from .steps.hold_out import hold_out
 from .steps.prepare import prepare
-from .steps.ranges import find_ranges
+from .steps.ranges import find_ranges, findings_of_plan
 from .steps.search import Goal, opened, search
 
 Look: TypeAlias = Callable[[Run], None]
@@ -111,7 +111,8 @@ def quantize_in(
     job = equalize(job)
     ranges = find_ranges(job)
     run = deliver(job, ranges, output)
-    return replace(run, result=replace(run.result, findings=ranges.findings, seconds=watch.seconds()))
+    found = findings_of_plan(job, ranges, (run.rejected or run.trial).candidate.plan)
+    return replace(run, result=replace(run.result, findings=found, seconds=watch.seconds()))
 
 
 def search_model(
@@ -162,7 +163,8 @@ def search_model(
         run = deliver_searched(job, ranges, candidate, frontier, output)
         if look is not None:
             look(run)
-    result = replace(run.result, search=frontier, findings=ranges.findings, seconds=watch.seconds())
+    found = findings_of_plan(job, ranges, (run.rejected or run.trial).candidate.plan)
+    result = replace(run.result, search=frontier, findings=found, seconds=watch.seconds())
     if frontier.interrupted:
         raise KeyboardInterrupt(
             f"{os.fspath(output)} is the best model so far; the same with --force (in Python: force=True) resumes"

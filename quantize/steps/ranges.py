@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...calibration import denormals, normalisation
-from ...calibration.checks import Finding, explain_broken, findings, probe
+from ...calibration.checks import Finding, explain_broken, findings, growth, probe
 from ...calibration.denormals import denormal_shares
 from ...calibration.files import Data, RangeFile
 from ...calibration.identity import tensor_digests
@@ -22,13 +22,16 @@ from ...calibration.sums import Channels
 from ...transforms.graph import nodes_by_name
 from ...transforms.int8.bias_correction import mean_axis
 from ...transforms.int8.ops import OPS
+from ...transforms.int8.plan import Plan
 from ..corrections.activation_ranges import ranges_by_results
 from ..job import Job
 from ..model.shapes import of_shapes_alone
 from ..options.given_ranges import precision_of
 from ..runtime.progress import CHECK, CHOOSE
 
-OF_ALL = ("growing", "few", "duplicates")
+GROWTH = ("growing", "few")
+"""Kinds of findings about the growth of ranges."""
+OF_ALL = (*GROWTH, "duplicates")
 """Kinds of findings that need all samples: a shard may have few samples, or copies, but the whole data may not."""
 
 
@@ -125,6 +128,25 @@ def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tup
             seen.without(of_shapes_alone(job.simple)), probed=probed, inputs=names, causes=causes, denormal=denormal
         )
     return found if job.options.execution.shard == (1, 1) else _of_a_part(found)
+
+
+def findings_of_plan(job: Job, ranges: TensorRanges, plan: Plan) -> tuple[Finding, ...]:
+    """Return the findings about the data, of the growth of ranges only that of the ranges which a plan uses.
+
+    A plan without static units, such as one of dynamic units, uses none: no more samples would change its model.
+
+    Args:
+        job: The job that gave the ranges.
+        ranges: The ranges.
+        plan: The plan of the INT8 model that was judged.
+    """
+    if job.source is None or job.supply.ranges is not None or job.options.execution.shard != (1, 1):
+        return ranges.findings
+    used = {*plan.observed} - of_shapes_alone(job.simple)
+    held = job.held.length if job.held is not None else None
+    grown = growth(ranges.seen.without({*ranges.seen.ranges, *ranges.seen.runs} - used), held or 0)
+    found = (*(each for each in ranges.findings if each.kind not in GROWTH), *grown)
+    return tuple(sorted(found, key=lambda each: each.severity != "warning"))
 
 
 def inspect_file(file: RangeFile) -> tuple[Finding, ...]:

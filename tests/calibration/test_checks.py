@@ -16,7 +16,7 @@ import pytest
 
 from requant.calibration import DataError, Observations, Sample, broken, input_specs, observe, open_session, open_source
 from requant.calibration.broken import UNNAMED, first_broken
-from requant.calibration.checks import ENOUGH, Finding, explain_broken, findings, growth_curve, probe
+from requant.calibration.checks import ENOUGH, Finding, explain_broken, findings, growth, growth_curve, probe
 from requant.calibration.extremes import MinMax
 from requant.calibration.first_layers import first_layers
 from requant.calibration.normalisation import Probe
@@ -433,6 +433,10 @@ def test_ranges_that_still_grow() -> None:
     assert "(1: 0.55, 3: 0.59, 7: 0.63, 15: 0.69, 31: 0.78, 63: 0.90, 100: 1.00 of the final width" in told.message
     assert told.curve == growth_curve(seen) == tuple((n, (n**0.5 / 10 + 1) / 2) for n in (1, 3, 7, 15, 31, 63, 100))
     assert findings(grown([growing, still, still])) == ()
+    assert told.message.endswith("mean over 2 tensors); add samples, or choose a rule that clips")
+    (alone,) = growth(seen.without({"t1"}), held=16)
+    kept = "16 of those given judge the model and give no ranges"
+    assert alone.message.endswith(f"mean over 1 tensor); add samples ({kept}), or choose a rule that clips")
 
 
 @pytest.mark.parametrize("samples", [64, 65, 100, 127, 128])

@@ -16,6 +16,10 @@ from onnx import numpy_helper
 
 from requant.cli import main
 from requant.quantize import Options, calibrate_model, merge_ranges, quantize_model
+from requant.quantize.steps.deliver import Run
+from requant.quantize.steps.ranges import findings_of_plan
+from requant.quantize.steps.remake import all_float
+from requant.system.printable import number_of
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 DIGITS = SAMPLE_MODELS / "digits.onnx"
@@ -90,6 +94,26 @@ def test_the_growth_of_ranges_is_drawn(tmp_path: Path) -> None:
     found = json.loads(succeed(*arguments, tmp_path / "again", "--json").stdout)
     (finding,) = [finding for finding in found["findings"] if finding["kind"] == "growing"]
     assert finding["curve"][-1] == [64, 1.0]
+
+
+def test_only_the_ranges_that_the_plan_uses_can_still_grow(tmp_path: Path) -> None:
+    grown = np.linspace(0.01, 1, 64, dtype=np.float32)[:, None, None, None]
+    np.savez(tmp_path / "grown.npz", image=images()[:64] * grown)
+    runs: list[Run] = []
+    options = Options(effort="low", place="rules", force_int8=True, seconds=0.0)
+    result = quantize_model(DIGITS, tmp_path / "grown.npz", tmp_path / "out.onnx", options, look=runs.append)
+    (run,) = runs
+    plan, others = run.trial.candidate.plan, [each for each in run.ranges.findings if each.kind != "growing"]
+    (told,) = [each for each in result.findings if each.kind == "growing"]
+    assert f"mean over {len(plan.observed)} tensors" in told.message
+    assert "add samples (16 of those given judge the model and give no ranges), or " in told.message
+    assert "growing" in {each.kind for each in run.ranges.findings}
+    assert [*findings_of_plan(run.job, run.ranges, all_float(plan))] == others  # no range is in this model
+    last = next(unit for unit in reversed(plan.units) if plan.impl(unit).int8)
+    part = all_float(plan).with_choices({last.name: plan.choices[last.name]})
+    (told,) = [each for each in findings_of_plan(run.job, run.ranges, part) if each.kind == "growing"]
+    assert f"mean over {number_of(len(part.observed), 'tensor')})" in told.message
+    assert 0 < len(part.observed) < len(plan.observed) < len(run.ranges.seen.ranges)
 
 
 @pytest.mark.slow
