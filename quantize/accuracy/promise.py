@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...system.printable import number_of
 from .classes import FEWEST
 from .logits import INTO
 from .outputs import Accuracy
@@ -41,6 +42,8 @@ LEAST_ITEMS = 4
 """The least number of items whose predicted drop judges."""
 HIDDEN = "no noise shows, since the probabilities are all 0 or 1,"
 """What is said in place of the SQNR of outputs whose noise does not show."""
+UNSEEN = 0.05
+"""The chance that no item changes, at the share of changed items that is still called possible (the rule of three)."""
 SURE = 1 / 3
 """The least confidence for a predicted drop, from chance (0) to certainty (1). Near chance, all classes have nearly the
 same probability, so that any change of class costs nearly nothing."""
@@ -144,12 +147,26 @@ def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
         place = worst_place({accuracy.class_output: fine})
         return _of_worst((fine, fine), f"{decibels_text(fine)} at {place}", FINE_DB)
     whole = "" if accuracy.predictions == accuracy.items else " of whole sequences"
-    drop = f"predicted drop {100 * accuracy.whole_drop:.2f} points{whole}"
-    end = f"{100 * high:.2f}"
-    text = f"{drop}, {f'at most {end} with 95 % confidence' if apart else f'{end} with the spread of the items'}"
+    text = f"predicted drop {100 * accuracy.whole_drop:.2f} points{whole}{_from_items(accuracy, apart)}"
     kept = high < POINTS
     found = _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
     return found if kept else replace(found, excess=min(found.excess, (amplitude(fine) / amplitude(FINE_DB)) ** 2))
+
+
+def _from_items(accuracy: Accuracy, apart: bool) -> str:
+    """Return what a predicted drop says of other data, in words, with the number of items behind it.
+
+    Where no item changed, the losses have no spread that could tell it: what is sure of n items is that at most about
+    3 / n of others change. `apart` is that of `promise`.
+    """
+    low, high = accuracy.whole_interval or (0.0, 0.0)
+    counted = number_of(accuracy.items, "item")
+    if low == high == 0.0:
+        others = f": with 95 % confidence at most {1 - UNSEEN ** (1 / accuracy.items):.1%} of others change"
+        return f", none of {counted} changed{others if apart else ''}"
+    end = f"{100 * high:.2f}"
+    told = f"at most {end} with 95 % confidence" if apart else f"{end} with the spread of the items"
+    return f" from {counted}, {told}"
 
 
 def predicts(accuracy: Accuracy) -> bool:

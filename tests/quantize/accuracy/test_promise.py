@@ -384,8 +384,22 @@ def test_the_interval_of_an_sqnr_is_told() -> None:
     fitted = promise(Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}), apart=False)
     assert fitted.text == "21.4 dB at y, 19.8 dB with the spread of the samples, 20 dB are needed"
     assert fitted == replace(found, text=fitted.text, apart=False)
-    assert promise(SCORES, apart=False).text == "predicted drop 0.10 points, 0.30 with the spread of the items"
+    drop = "predicted drop 0.10 points from 64 items, "
+    assert promise(SCORES).text == f"{drop}at most 0.30 with 95 % confidence"
+    assert promise(SCORES, apart=False).text == f"{drop}0.30 with the spread of the items"
     assert found.excess == pytest.approx(10**0.02)  # 0.2 dB
+
+
+@pytest.mark.parametrize(("items", "others"), [(16, "17.1%"), (64, "4.6%"), (1000, "0.3%")])
+def test_items_that_did_not_change_say_how_many_others_may(items: int, others: str) -> None:
+    same = replace(SCORES, whole_drop=0.0, whole_interval=(0.0, 0.0), items=items, predictions=items)
+    none = f"predicted drop 0.00 points, none of {items} items changed"
+    found = promise(same)
+    assert found.text == f"{none}: with 95 % confidence at most {others} of others change"
+    assert found.kept  # the text alone says more
+    assert promise(same, apart=False).text == none
+    share = float(others.rstrip("%")) / 100
+    assert (1 - share) ** items == pytest.approx(0.05, abs=0.03)  # so rarely would none of the items change
 
 
 def test_labels_that_the_float_model_does_not_know_judge_nothing() -> None:
