@@ -27,7 +27,9 @@ Severity: TypeAlias = Literal["note", "warning"]
 ENOUGH = 16
 """The fewest samples for a finding about growth. Fewer give only three doublings, and the last one is mostly chance."""
 GROWN = 0.1
-"""There are too few samples if the last doubling widens the ranges by more than this share of the final width.
+"""There are too few samples if each of the last two doublings widens the ranges by more than this share of their width.
+
+One sample of many that differs from the others widens all tensors in one doubling: more samples would not help then.
 
 The largest of n independent values of an exponential distribution is ``ln n`` on average, so a doubling adds
 ``ln 2 / ln n``: 5 % for 10**6 values. For a normal distribution it adds half of that. Power-law tails exceed 10 %, and
@@ -310,14 +312,14 @@ def growth(seen: Observations, held: int = 0) -> list[Finding]:
         )
         return [Finding("few", "", message, "note")]
     grew = [_growth(curve) for curve in _curves(seen)]
-    grown = fmean(grew) if grew else 0.0
+    grown = min(map(fmean, zip(*grew, strict=True)), default=0.0)
     if grown <= GROWN:
         return []
     curve = growth_curve(seen)
     points = ", ".join(f"{samples}: {share:.2f}" for samples, share in curve)
     kept = f" ({held} of those given judge the model and give no ranges)" if held else ""
     message = (
-        f"the ranges still grow: by {grown:.0%} on average with the last doubling of the samples ({points} of the "
+        f"the ranges still grow: by {grown:.0%} on average with each doubling of the samples ({points} of the "
         f"final width, mean over {number_of(len(grew), 'tensor')}); add samples{kept}, or choose a rule that clips"
     )
     return [Finding("growing", "", message, "warning", curve)]
@@ -334,16 +336,18 @@ def _curves(seen: Observations) -> list[dict[int, float]]:
     return curves
 
 
-def _growth(curve: Mapping[int, float]) -> float:
-    """Return the share of the final width that the last doubling of the samples added to a range.
+def _growth(curve: Mapping[int, float]) -> tuple[float, float]:
+    """Return the shares of its width that the last two doublings of the samples added to a range, the last one first.
 
-    All samples are compared with at most two thirds of them, because the last block of samples can be short.
+    All samples are compared with at most two thirds of them, because the last block of samples can be short, and these
+    with at most half of that.
     """
     final = max(curve)
-    before = max((samples for samples in curve if 3 * samples <= 2 * final), default=None)
-    if before is None:
-        return 0.0
-    return float(1 - curve[before] ** (1 / math.log2(final / before)))
+    late, early = (max((n for n in curve if times * n <= 2 * final), default=0) for times in (3, 6))
+    if not early or not curve[late]:
+        return 0.0, 0.0
+    last = 1 - curve[late] ** (1 / math.log2(final / late))
+    return last, 1 - (curve[early] / curve[late]) ** (1 / math.log2(late / early))
 
 
 def _duplicates(seen: Observations) -> list[Finding]:

@@ -133,13 +133,16 @@ def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tup
 def findings_of_plan(job: Job, ranges: TensorRanges, plan: Plan) -> tuple[Finding, ...]:
     """Return the findings about the data, of the growth of ranges only that of the ranges which a plan uses.
 
-    A plan without static units, such as one of dynamic units, uses none: no more samples would change its model.
+    A plan without static units, such as one of dynamic units, uses none: no more samples would change its model. Where
+    the ranges of all tensors do not grow, those of a few that a plan uses are no finding: one sample may widen them.
 
     Args:
         job: The job that gave the ranges.
         ranges: The ranges.
         plan: The plan of the INT8 model that was judged.
     """
+    if not any(each.kind in GROWTH for each in ranges.findings):
+        return ranges.findings
     if job.source is None or job.supply.ranges is not None or job.options.execution.shard != (1, 1):
         return ranges.findings
     used = {*plan.observed} - of_shapes_alone(job.simple)

@@ -433,6 +433,7 @@ def test_ranges_that_still_grow() -> None:
     assert "(1: 0.55, 3: 0.59, 7: 0.63, 15: 0.69, 31: 0.78, 63: 0.90, 100: 1.00 of the final width" in told.message
     assert told.curve == growth_curve(seen) == tuple((n, (n**0.5 / 10 + 1) / 2) for n in (1, 3, 7, 15, 31, 63, 100))
     assert findings(grown([growing, still, still])) == ()
+    assert findings(grown([[0.8] * 70 + [1.0] * 30])) == ()  # one sample is wider than all others
     assert told.message.endswith("mean over 2 tensors); add samples, or choose a rule that clips")
     (alone,) = growth(seen.without({"t1"}), held=16)
     kept = "16 of those given judge the model and give no ranges"

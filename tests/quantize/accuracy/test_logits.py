@@ -118,8 +118,8 @@ def test_logits_stand_in_the_place_of_saturated_probabilities() -> None:
 
 
 def saturating(folder: Path, scale: float) -> tuple[Path, list[dict[str, Array]]]:
-    """Write a classifier whose logits have a scale; return its path and data."""
-    random = np.random.default_rng(0)
+    """Write a classifier whose logits have a scale; return its path, and data without two classes that are near."""
+    random, weights = np.random.default_rng(0), dict[str, Array]()
     proto = onnx.parser.parse_model(
         f"""{HEADER} net (float[1,64] x) => (float[1,8] y) {{
           [a] h = MatMul(x, v)
@@ -129,10 +129,13 @@ def saturating(folder: Path, scale: float) -> tuple[Path, list[dict[str, Array]]
         }}"""
     )
     for name, shape, factor in (("v", (64, 256), 1.0), ("w", (256, 8), scale)):
-        weights = (factor * random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(weights, name))
+        weights[name] = (factor * random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weights[name], name))
     onnx.save(proto, folder / "m.onnx")
-    return folder / "m.onnx", [{"x": random.standard_normal((1, 64)).astype(np.float32)} for _ in range(32)]
+    drawn = random.standard_normal((200, 1, 64)).astype(np.float32)
+    logits = np.sort(np.maximum(drawn @ weights["v"], 0) @ weights["w"], axis=-1)
+    apart = drawn[(logits[..., -1] - logits[..., -2]).ravel() > 0.5 * logits.std()]
+    return folder / "m.onnx", [{"x": each} for each in apart[:32]]
 
 
 @pytest.mark.usefixtures("int8_wins")
