@@ -5,7 +5,7 @@
   its interval. A sequence of scores, and scores of fewer than `FEWEST` items, must have `LEAST_DB` besides. Scores with
   at least `FINE_DB` pass too: on few samples, chance alone makes the interval wide. Scores without labels that are
   no probabilities may be an embedding: they must have `PART_DB` besides. Few saturated probabilities, all 0 or 1,
-  predict nothing: their logits must have `LEAST_DB`.
+  that predict no drop say nothing: their logits must have `LEAST_DB`.
 - Scores of the next token: on text of its own the perplexity grows by at most `OF_TOKENS`, and the output has
   `LEAST_DB`.
 - Any other output: at least `LEAST_DB`, at the lower end of the interval of its SQNR. The part of it that holds smaller
@@ -143,7 +143,10 @@ def _by_labels(accuracy: Accuracy) -> Promise | None:
 
 
 def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
-    """Judge by the predicted drop of class scores; None if nothing predicts it. `apart` is that of `promise`."""
+    """Judge by the predicted drop of class scores; None if nothing predicts it. `apart` is that of `promise`.
+
+    Saturated probabilities that predict no drop say nothing; where they predict one, answers have changed.
+    """
     if not predicts(accuracy) or accuracy.whole_drop is None or accuracy.whole_interval is None:
         return None
     high, fine = accuracy.whole_interval[1], accuracy.sqnr_db.get(accuracy.class_output, -math.inf)
@@ -153,6 +156,8 @@ def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
     whole = "" if accuracy.predictions == accuracy.items else " of whole sequences"
     text = f"predicted drop {100 * accuracy.whole_drop:.2f} points{whole}{_from_items(accuracy, apart)}"
     kept = high < POINTS
+    if kept and accuracy.saturated:  # a class that changes on none of a few items may still change on others
+        return None
     found = _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
     return found if kept else replace(found, excess=min(found.excess, (amplitude(fine) / amplitude(FINE_DB)) ** 2))
 
@@ -176,10 +181,9 @@ def _from_items(accuracy: Accuracy, apart: bool) -> str:
 def predicts(accuracy: Accuracy) -> bool:
     """Whether the class scores predict a drop: there are enough of them, and they are far enough from chance.
 
-    A map is not judged by its items: hardly ever are all pixels right. Nor are saturated probabilities: a class that
-    changes on none of a few items may still change on others.
+    A map is not judged by its items: hardly ever are all pixels right.
     """
-    return accuracy.items >= LEAST_ITEMS and not accuracy.maps and not accuracy.saturated and is_sure(accuracy)
+    return accuracy.items >= LEAST_ITEMS and not accuracy.maps and is_sure(accuracy)
 
 
 def hidden_outputs(accuracy: Accuracy) -> frozenset[str]:
