@@ -94,6 +94,9 @@ def test_a_flipped_answer_misses_the_promise() -> None:
     assert not hidden_outputs(found)
     assert not promise(found).kept
     assert answers_lost(found, "data") == "1 of 16 answers changed, probabilities all 0 or 1 (data)"
+    label = "l (into Softmax)"
+    logits = in_their_place(found, {"y": label}, Accuracy(16, None, {label: 30.0}, low_db={label: 29.0}))
+    assert (promise(logits).judge, promise(logits).kept) == ("class scores", False)  # logits hide no changed answer
 
 
 def test_few_labels_judge_no_saturated_probabilities_and_many_do() -> None:
