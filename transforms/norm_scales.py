@@ -100,9 +100,11 @@ def _add_to_bias(conv: ir.Node, summand: Floats, taken: set[str]) -> None:
 
 def _normed(norm: ir.Node, known: Mapping[str, ir.Value], shapes: Mapping[str, Shape]) -> NormedChannels | None:
     """Return the channels that a normalization reads; None if they have no free scale."""
-    normed, gain = _read_by(norm, shapes), floats(norm.inputs[1])
+    gain = floats(norm.inputs[1])
+    channels = 0 if gain is None else int(np.prod(gain.shape.numpy()))
+    normed = _read_by(norm, channels, shapes) if channels else None
     path = None if normed is None else _path(normed)
-    if normed is None or gain is None or path is None:
+    if normed is None or path is None:
         return None
     conv, *passed = path
     look = Look(known)
@@ -111,7 +113,6 @@ def _normed(norm: ir.Node, known: Mapping[str, ir.Value], shapes: Mapping[str, S
     except LeftAlone:
         return None
     folds = tuple(fold for _, fold in look.folds if fold.role != "reader")
-    channels = int(np.prod(gain.shape.numpy()))
     if {length for value, length in look.lengths if value is conv.outputs[0]} != {channels}:
         return None
     axes = {str(node.outputs[0].name): look.axis[conv.outputs[0]] for node in path}
@@ -127,12 +128,14 @@ def _normed(norm: ir.Node, known: Mapping[str, ir.Value], shapes: Mapping[str, S
     )
 
 
-def _read_by(norm: ir.Node, shapes: Mapping[str, Shape]) -> ir.Value | None:
-    """Return the tensor (N, C, ...) whose channels a normalization takes one by one; None for other normalizations."""
-    gain = floats(norm.inputs[1])
-    if gain is None:
-        return None
-    channels = int(np.prod(gain.shape.numpy()))
+def _read_by(norm: ir.Node, channels: int, shapes: Mapping[str, Shape]) -> ir.Value | None:
+    """Return the tensor (N, C, ...) whose channels a normalization takes one by one; None for other normalizations.
+
+    Args:
+        norm: The normalization.
+        channels: The number of its factors.
+        shapes: Shapes of the float tensors by name.
+    """
     if norm.op_type != INSTANCE or made_by(norm.inputs[0], "Reshape") is None:
         groups = norm.attributes.get_int("num_groups", channels)
         return norm.inputs[0] if groups == channels else None

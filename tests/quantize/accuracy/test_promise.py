@@ -339,7 +339,7 @@ def test_positions_are_spread(total: int, count: int) -> None:
 @pytest.mark.parametrize("total", [32, 64, 100, 200])
 @pytest.mark.parametrize("kinds", [2, 3, 4, 8])
 def test_of_kinds_of_samples_that_alternate_all_judge_and_all_give_ranges(total: int, kinds: int) -> None:
-    """Upright and rotated images in turn: 47 dB of one kind hid 12 dB of the other."""
+    """Upright and rotated images in turn: what one kind keeps says nothing of the other."""
     count = max(total // 4, 16)
     held = [sum(each % kinds == kind for each in holding._spread(range(total), count)) for kind in range(kinds)]
     even = count / kinds
