@@ -60,14 +60,14 @@ def hold_out(job: Job) -> Job:
 
 
 def _hold_out_sequences(job: Job, source: Source) -> Job:
-    """Return the job with every fourth sequence held out; of these the first steps judge, at most `MOST_SAMPLES`."""
+    """Return the job with a fourth of the sequences held out; of their first steps at most `MOST_SAMPLES` judge."""
     assert source.rows.starts is not None  # steps with a state are in sequences
     starts, count = source.rows.starts(None)
     positions = range(count) if source.picked is None else source.picked
     parts = [list(part) for _, part in groupby(positions, key=partial(bisect_right, starts))]
     if len(positions) < FEWEST or len(parts) < PART:
         return job
-    others = [position for part in parts[PART // 2 :: PART] for position in part]
+    others = [position for index in _spread(range(len(parts)), len(parts) // PART) for position in parts[index]]
     rest = sorted({*positions}.difference(others))
     held = stretches(starts, others, MOST_SAMPLES)
     return replace(job, source=replace(source, picked=rest), held=replace(source, picked=held))
