@@ -21,7 +21,7 @@ MODULES = {
 """The commands of each module of `requant.quantize.commands`."""
 
 
-class Door(Commands):
+class LazyCommands(Commands):
     """The group of all commands. It imports a command's module when the command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -39,7 +39,7 @@ class Door(Commands):
         return command
 
 
-@click.group(cls=Door)
+@click.group(cls=LazyCommands)
 @click.version_option(package_name="requant", message="%(prog)s %(version)s")
 def main() -> None:
     """Turn a float ONNX model and a sample of its data into a measured INT8 model.

@@ -354,7 +354,7 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- what prints
 
 PRINTERS = {
-    "click.echo": "quantize/commands/talk.py",
+    "click.echo": "quantize/commands/printing.py",
     "click.secho": "",
     "print": "system/supervisor.py",
     "traceback.print_exc": "",

@@ -1,14 +1,12 @@
-"""The base of all commands: groups, errors, progress, JSON on stdout."""
+"""The base of all commands: their switches, their help, and their errors."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,11 @@ import click
 from ... import RequantError, UnknownNameError
 from ...system.apart import check_apart
 from ...system.ending import BROKEN_PIPE, interrupt_behind, interrupted_by, interruption
-from ...system.notes import also_written, forget, note
+from ...system.notes import also_written, forget
 from ...system.printable import sentence
 from ...system.regular import check_file
 from ..options.option import GROUPS
-from ..runtime.progress import Lines, Progress, expect, silent, ticking
-from .talk import emit, json_alone, print_error, printable_streams, say
+from .printing import print_error, print_exact, print_line, printable_streams, stdout_reserved_for_json
 
 PATH = click.Path(path_type=Path)
 OTHER = "other"
@@ -39,22 +36,22 @@ TYPED, QUIET, VERBOSE = "requant.typed", "requant.quiet", "requant.verbose"
 """Keys of the context for the command line and for the two switches."""
 
 
-class Refusal(click.ClickException):
+class CommandError(click.ClickException):
     """An error: one line on stderr, of at most 400 printable characters, and exit code 2."""
 
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
         """Print the message."""
-        say(sentence(f"requant: {self.format_message()}"), err=True)
+        print_line(sentence(f"requant: {self.format_message()}"), err=True)
 
 
-def _refused(error: click.UsageError) -> click.ClickException:
+def _one_line_error(error: click.UsageError) -> click.ClickException:
     """Return what a wrong command line ends with: one line, where click would print three, or the help."""
     if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has no such class
         return error
     command = error.ctx.command_path if error.ctx is not None else "requant"
-    return Refusal(f"{error.format_message()} (see '{command} --help')")
+    return CommandError(f"{error.format_message()} (see '{command} --help')")
 
 
 def _write_sections(formatter: click.HelpFormatter, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:
@@ -90,7 +87,7 @@ def option(*names: str, group: str = "output", **settings: Any) -> Decorator:
     return decorator
 
 
-def talk_options() -> list[click.Parameter]:
+def verbosity_options() -> list[click.Parameter]:
     """Return the switches of every command: --quiet and --verbose."""
     settings: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember}
     return [
@@ -100,7 +97,7 @@ def talk_options() -> list[click.Parameter]:
 
 
 class _InSection(click.Command):
-    """A command or group with a section, and with the options of every command: `talk_options`, -h and --help.
+    """A command or group with a section, and with the options of every command: `verbosity_options`, -h and --help.
 
     Attributes:
         section: Its section in the help of the program, one of `SECTIONS`.
@@ -118,11 +115,11 @@ class _InSection(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, those of every command among them."""
         *own, helping = super().get_params(ctx)
-        return [*own, *talk_options(), helping]
+        return [*own, *verbosity_options(), helping]
 
 
-class Talking(_InSection):
-    """A command whose help shows many options in groups."""
+class ToolCommand(_InSection):
+    """A command that checks its files first, obeys --quiet and --json, and shows many options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options: in groups if there are many."""
@@ -147,7 +144,7 @@ class Talking(_InSection):
             if isinstance(ctx.params[name], Path):
                 check_file(ctx.params[name])
         if ctx.params.get("as_json"):
-            with json_alone():
+            with stdout_reserved_for_json():
                 return self._run(ctx)
         return self._run(ctx)
 
@@ -193,9 +190,9 @@ def _reason(error: RequantError | OSError | MemoryError) -> str:
 
 
 class Commands(_InSection, click.Group):
-    """A group whose commands turn a `RequantError` or a wrong command line into a `Refusal`."""
+    """A group whose commands turn a `RequantError` or a wrong command line into a `CommandError`."""
 
-    command_class = Talking
+    command_class = ToolCommand
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in sections, each with the whole first sentence of its help."""
@@ -218,7 +215,7 @@ class Commands(_InSection, click.Group):
         try:
             return super().make_context(*args, **settings)
         except click.UsageError as error:
-            raise _refused(error) from error
+            raise _one_line_error(error) from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -246,13 +243,13 @@ class Commands(_InSection, click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            raise _refused(error) from error
+            raise _one_line_error(error) from error
         except (click.ClickException, click.exceptions.Exit):
             raise
         except (Exception, KeyboardInterrupt) as error:
             if (interrupt := interrupt_behind(error)) is not None:
                 asked = interrupted_by()
-                say("; ".join((f"requant: {interruption(asked)}", *interrupt.args)), err=True)
+                print_line("; ".join((f"requant: {interruption(asked)}", *interrupt.args)), err=True)
                 ctx.exit(128 + asked)  # the convention of shells; 1 means a missed goal
             if isinstance(error, BrokenPipeError):  # nobody reads the output
                 raise SystemExit(BROKEN_PIPE) from None
@@ -260,10 +257,10 @@ class Commands(_InSection, click.Group):
                 raise
             if ctx.meta.get(VERBOSE):
                 print_error(type(error), error, error.__traceback__)
-            raise Refusal(f"{_reason(error)}{also_written()}") from error
+            raise CommandError(f"{_reason(error)}{also_written()}") from error
 
 
-@click.command(cls=Talking)
+@click.command(cls=ToolCommand)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of SHELL.
@@ -277,10 +274,12 @@ def completion(shell: str) -> None:
 
     completion_class = get_completion_class(shell)
     assert completion_class is not None
-    emit(completion_class(click.get_current_context().find_root().command, {}, "requant", "_REQUANT_COMPLETE").source())
+    print_exact(
+        completion_class(click.get_current_context().find_root().command, {}, "requant", "_REQUANT_COMPLETE").source()
+    )
 
 
-@click.command("help", cls=Talking)
+@click.command("help", cls=ToolCommand)
 @click.argument("names", metavar="[COMMAND]...", nargs=-1)
 def help_(names: tuple[str, ...]) -> None:
     """Show the help of COMMAND, or of the program.
@@ -296,7 +295,7 @@ def help_(names: tuple[str, ...]) -> None:
         if command is None:
             raise UnknownNameError("command", name, known)
         context = click.Context(command, info_name=name, parent=context)
-    emit(context.get_help())
+    print_exact(context.get_help())
 
 
 def is_given(name: str) -> bool:
@@ -307,49 +306,3 @@ def is_given(name: str) -> bool:
 def flag(name: str) -> str:
     """Return an option as the command line has it: ``--max-drop``."""
     return f"--{name.replace('_', '-')}"
-
-
-class Noted:
-    """A `Progress` that notes each stage for the process that waits for this one, and passes the calls on."""
-
-    def __init__(self, progress: Progress) -> None:
-        """Note nothing yet."""
-        self._progress, self._stage = progress, ""
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Note a new stage, and pass the call on."""
-        if stage != self._stage:
-            self._stage = stage
-            note(stage=stage)
-        self._progress(stage, done, total)
-
-    def expect(self, seconds: Mapping[str, float]) -> None:
-        """Pass on how long the stages will take, about."""
-        expect(self._progress, seconds)
-
-
-@contextmanager
-def shown_progress() -> Iterator[Noted]:
-    """Show a progress bar on stderr if that is a terminal; else lines, one for each stage and one every ten seconds.
-
-    With --verbose each single step is a stage, from the first second on. With --quiet nothing is shown.
-    """
-    with _shown() as show:
-        yield Noted(show)
-
-
-@contextmanager
-def _shown() -> Iterator[Progress]:
-    """Show what `shown_progress` describes."""
-    meta = click.get_current_context().meta
-    if meta.get(QUIET):
-        yield silent
-    elif not sys.stderr.isatty():
-        verbose = bool(meta.get(VERBOSE))
-        with ticking(Lines(partial(say, err=True), grace=0.0 if verbose else None, detailed=verbose)) as lines:
-            yield lines
-    else:
-        from ..console.progress import progress_bar
-
-        with progress_bar() as show:
-            yield show

@@ -13,7 +13,7 @@ import click
 from ... import RequantError
 from ...system.printable import number_of
 from ..options.declared import BATCH, SYMMETRIC, WORKERS
-from .app import PATH, Talking, flag, is_given, option, shown_progress
+from .app import PATH, ToolCommand, flag, is_given, option
 from .options import (
     click_option,
     force_option,
@@ -25,7 +25,8 @@ from .options import (
     samples_option,
     source_options,
 )
-from .talk import print_json, say
+from .printing import print_json, print_line
+from .progress import shown_progress
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
@@ -35,7 +36,7 @@ UNUSED = ("calibration", "symmetric", "overrides", "batch", "shard", *(row.name 
 """Options without effect on a logging model and on a merge."""
 
 
-@click.command(cls=Talking, section="quantize")
+@click.command(cls=ToolCommand, section="quantize")
 @click.argument("files", metavar="MODEL", type=PATH, nargs=-1)
 @source_options()
 @option("-o", "--output", type=PATH, help="The range file to write.")
@@ -210,7 +211,7 @@ def _write_log(
         raise click.UsageError(f"{flag(unused)} would do nothing: {model} is a logging model")
     with shown_progress() as progress:
         lines = log_model(model, data, log, samples=samples, progress=progress)
-    say(f"{log}: {number_of(lines, 'line')}", err=True)
+    print_line(f"{log}: {number_of(lines, 'line')}", err=True)
     if as_json:
         print_json({"log": str(log), "lines": lines})
 
@@ -220,7 +221,9 @@ def _print_ranges(result: Calibration, output: Path | None, log: Path | None, as
     ranges = result.file
     for target in (output, log):
         if target is not None:
-            say(f"{target}: {number_of(len(ranges.ranges), 'tensor')}, {number_of(ranges.samples, 'sample')}", err=True)
+            print_line(
+                f"{target}: {number_of(len(ranges.ranges), 'tensor')}, {number_of(ranges.samples, 'sample')}", err=True
+            )
     if as_json:
         print_json(
             {

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from ..options.declared import CHECK, JSON
-from .app import PATH, Talking, option, shown_progress, shows_tables
+from .app import PATH, ToolCommand, option, shows_tables
 from .options import force_option, given_options, json_option
-from .talk import emit, print_json, say
+from .printing import print_exact, print_json, print_line
+from .progress import shown_progress
 
 
-@click.command(cls=Talking, section="continuous integration")
+@click.command(cls=ToolCommand, section="continuous integration")
 @click.argument("project", type=PATH, required=False)
 @option("--float", "float", group="data", metavar="FLOAT", help="The float model.")
 @option("--model", group="data", metavar="INT8", help="The INT8 model that was made from it.")
@@ -47,20 +48,20 @@ def check(
     with shown_progress() as progress:
         result = check_project(requested, update=update, progress=progress)
     if again:
-        say(f"{made}: written again; without the table [quantize] the file is checked as it is", err=True)
+        print_line(f"{made}: written again; without the table [quantize] the file is checked as it is", err=True)
     if shows_tables():
         print_check(result, err=as_json)
     write_outputs(result, requested.file("junit"), requested.file("markdown"), os.environ)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in github_lines(result):
-            emit(line, err=as_json)  # GitHub reads both streams; stdout is for the JSON
+            print_exact(line, err=as_json)  # GitHub reads both streams; stdout is for the JSON
     if as_json:
         print_json(result.to_json())
     if not result.ok:
         click.get_current_context().exit(1)
 
 
-@click.command(cls=Talking, section="continuous integration")
+@click.command(cls=ToolCommand, section="continuous integration")
 @click.argument("model", type=PATH)
 @option("-o", "--output", type=PATH, default="requant.toml", show_default=True, help="The project to write.")
 @force_option
@@ -76,4 +77,4 @@ def init(model: Path, output: Path, force: bool) -> None:
 
     check_output(output, model, force=force)
     write_atomically(output, template(model, output).encode())
-    say(f"{output}: written; edit the data sources in it, then: requant check {output} --update", err=True)
+    print_line(f"{output}: written; edit the data sources in it, then: requant check {output} --update", err=True)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
-from .app import PATH, Talking, shown_progress
+from .app import PATH, ToolCommand
 from .options import force_option
-from .talk import say
+from .printing import print_line
+from .progress import shown_progress
 
 
-@click.command(cls=Talking, section="quantize")
+@click.command(cls=ToolCommand, section="quantize")
 @click.argument("folder", type=PATH, default=Path("requant_demo"))
 @click.option("--no-open", "closed", is_flag=True, help="Do not open the report in the browser.")
 @force_option
@@ -33,9 +34,9 @@ def demo(folder: Path, closed: bool, force: bool) -> None:
     with shown_progress() as progress:
         done = run_demo(folder, force=force, progress=progress)
     print_quantized(done.result)
-    say(f"report  {done.report}")
+    print_line(f"report  {done.report}")
     for command in done.commands:
-        say(f"next    {command}")
+        print_line(f"next    {command}")
     if not closed:
         open_page(done.report)
 

@@ -11,7 +11,7 @@ import click
 
 from ...system.printable import number_of
 from ..options.declared import BATCH, BATCHES, METRICS, QUANTIZE
-from .app import PATH, TYPED, Commands, Talking, option, shown_progress, shows_tables
+from .app import PATH, TYPED, Commands, ToolCommand, option, shows_tables
 from .options import (
     Whole,
     click_option,
@@ -24,14 +24,15 @@ from .options import (
     setting_options,
     source_options,
 )
-from .talk import print_json, say
+from .printing import print_json, print_line
+from .progress import shown_progress
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
     from ..runtime.runtimes import Setting
 
 
-@click.command(cls=Talking, section="quantize")
+@click.command(cls=ToolCommand, section="quantize")
 @click.argument("model", type=PATH)
 @option("-o", "--output", type=PATH, required=True, help="The INT8 model to write.")
 @given_options(QUANTIZE, into="values")
@@ -62,7 +63,7 @@ def quantize(model: Path, output: Path, values: dict[str, Any], as_json: bool) -
         click.get_current_context().exit(1)
 
 
-@click.command(cls=Talking, section="look at models")
+@click.command(cls=ToolCommand, section="look at models")
 @click.argument("records", type=PATH, nargs=-1, required=True)
 @option("-o", "--output", type=PATH, required=True, help="The .html page to write.")
 @force_option
@@ -77,10 +78,10 @@ def report(records: tuple[Path, ...], output: Path, force: bool) -> None:
     from ..report import report_runs
 
     runs = report_runs(records, output, force=force)
-    say(f"{output}: {', '.join(record.name for record in runs)}", err=True)
+    print_line(f"{output}: {', '.join(record.name for record in runs)}", err=True)
 
 
-@click.command(cls=Talking, section="measure")
+@click.command(cls=ToolCommand, section="measure")
 @click.argument("float_model", metavar="FLOAT", type=PATH)
 @click.argument("int8_model", metavar="INT8", type=PATH)
 @source_options(required=True)
@@ -130,7 +131,7 @@ def compare(
         print_comparison(comparison)
 
 
-@click.command(cls=Talking, section="look at models")
+@click.command(cls=ToolCommand, section="look at models")
 @click.argument("name", required=False)
 @json_option
 def ops(name: str | None, as_json: bool) -> None:
@@ -191,7 +192,7 @@ def clear_costs() -> None:
     """
     from ..placement.costs import clear
 
-    say(f"{number_of(clear(), 'file')} removed", err=True)
+    print_line(f"{number_of(clear(), 'file')} removed", err=True)
 
 
 @costs.command("measure")
@@ -226,10 +227,10 @@ def measure_costs(
         options = Options(samples=samples, batch=batch or 1, **asdict(setting))
         measured = measure_costs(model, data, options, progress)
     save(measured, output)
-    say(f"{output}: {number_of(len(measured.rows), 'unit')} on {measured.machine.cpu}", err=True)
+    print_line(f"{output}: {number_of(len(measured.rows), 'unit')} on {measured.machine.cpu}", err=True)
 
 
-@click.command(cls=Talking, section="quantize")
+@click.command(cls=ToolCommand, section="quantize")
 @click.argument("model", type=PATH)
 @source_options(required=True)
 @option(
@@ -297,7 +298,9 @@ def sensitivity(
         from ...calibration.files import write_atomically
 
         write_atomically(output, (json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n").encode())
-        say(f"{output}: {number_of(len(result.units), 'unit')}, {number_of(len(result.tensors), 'tensor')}", err=True)
+        print_line(
+            f"{output}: {number_of(len(result.units), 'unit')}, {number_of(len(result.tensors), 'tensor')}", err=True
+        )
     if as_json:
         print_json(result.to_json())
     elif shows_tables():

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 import click
 
 from ..options.declared import DATA
-from .app import PATH, Talking, option, shown_progress
+from .app import PATH, ToolCommand, option
 from .options import force_option, json_option, source_options
-from .talk import print_json, say
+from .printing import print_json, print_line
+from .progress import shown_progress
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
 
 
-@click.command(cls=Talking, section="continuous integration")
+@click.command(cls=ToolCommand, section="continuous integration")
 @click.argument("model", type=PATH)
 @option(
     "--model",
@@ -61,8 +62,8 @@ def reproduce(
     if as_json:
         print_json(found.to_json())
     else:
-        say(found.verdict)
+        print_line(found.verdict)
         for line in difference_lines(found.differences, everything=everything) if found.differences else ():
-            say(line)
+            print_line(line)
     if not found.same:
         click.get_current_context().exit(1)

@@ -10,7 +10,7 @@ import click
 from ... import RequantError
 from ...system.printable import number_of
 from ..options.declared import BATCH, SOURCES
-from .app import PATH, Talking, is_given, option, shown_progress, shows_tables
+from .app import PATH, ToolCommand, is_given, option, shows_tables
 from .options import (
     Decimal,
     click_option,
@@ -21,7 +21,8 @@ from .options import (
     source_options,
     threads_option,
 )
-from .talk import print_json, say
+from .printing import print_json, print_line
+from .progress import shown_progress
 
 if TYPE_CHECKING:
     from ...calibration import DataSpec
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ..runtime.runtimes import Setting
 
 
-@click.command(cls=Talking, section="look at models")
+@click.command(cls=ToolCommand, section="look at models")
 @click.argument("model", type=PATH)
 @option("-o", "--output", type=PATH, required=True, help="The .html page to write.")
 @option("--open", "opened", is_flag=True, help="Open the page in the browser.")
@@ -43,12 +44,12 @@ def view(model: Path, output: Path, opened: bool, force: bool) -> None:
     from ..report import view_model
 
     nodes = view_model(model, output, force=force)
-    say(f"{output}: {number_of(nodes, 'node')}", err=True)
+    print_line(f"{output}: {number_of(nodes, 'node')}", err=True)
     if opened:
         click.launch(output.resolve().as_uri())
 
 
-@click.command(cls=Talking, section="look at models")
+@click.command(cls=ToolCommand, section="look at models")
 @click.argument("model", type=PATH)
 @lengths_options
 @source_options(f"The first sample gives the lengths of free axes. {SOURCES}")
@@ -80,12 +81,12 @@ def inspect(
         print_json(inspection.to_json())
     elif structure or dot:
         for line in structure_lines(inspection) if structure else dot_lines(inspection):
-            say(line)
+            print_line(line)
     elif shows_tables():
         print_inspection(inspection, nodes=nodes)
 
 
-@click.command(cls=Talking, section="look at models")
+@click.command(cls=ToolCommand, section="look at models")
 @click.argument("first", metavar="A", type=PATH)
 @click.argument("second", metavar="B", type=PATH)
 @option("--ignore-names", is_flag=True, help="Ignore names of nodes, inner tensors and free axes.")
@@ -124,12 +125,12 @@ def diff(
         print_json(differences.to_json())
     else:
         for line in difference_lines(differences, everything=everything):
-            say(line)
+            print_line(line)
     if not differences.equal:
         click.get_current_context().exit(1)
 
 
-@click.command("compile", cls=Talking, section="measure")
+@click.command("compile", cls=ToolCommand, section="measure")
 @click.argument("model", type=PATH)
 @option("-o", "--output", type=PATH, required=True, help="The model to write: .onnx, or .ort for ORT format.")
 @source_options(f"Outputs are compared on these data. {SOURCES} [default: random inputs]")
@@ -166,7 +167,7 @@ def compile_(
         print_compiled(compiled)
 
 
-@click.command(cls=Talking, section="measure")
+@click.command(cls=ToolCommand, section="measure")
 @json_option
 def kernels(as_json: bool) -> None:
     """Show the native operators of this machine.
@@ -190,7 +191,7 @@ def kernels(as_json: bool) -> None:
     print_kernels(found)
 
 
-@click.command(cls=Talking, section="measure")
+@click.command(cls=ToolCommand, section="measure")
 @click.argument("model", type=PATH)
 @option(
     "--compare",
@@ -252,7 +253,7 @@ def bench(
         print_bench(result)
 
 
-@click.command(cls=Talking, section="measure")
+@click.command(cls=ToolCommand, section="measure")
 @click.argument("model", type=PATH)
 @source_options(f"The first sample is run. {SOURCES} [default: random inputs]")
 @setting_options

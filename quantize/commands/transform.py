@@ -7,25 +7,24 @@ from pathlib import Path
 import click
 
 from ..options.option import Kind, Option
-from .app import PATH, Talking, option, shown_progress
+from .app import PATH, ToolCommand, option
 from .options import click_option, external_option, force_option, json_option
-from .talk import print_json, say, say_lines
+from .printing import print_json, print_line, print_lines
+from .progress import shown_progress
 
-CUTS = (
-    Option("inputs", Kind.NAMES, "Tensors where strip_unused_nodes cuts the graph.", default="", metavar="A,B"),
-    Option("outputs", Kind.NAMES, "Tensors that strip_unused_nodes keeps.", default="", metavar="A,B"),
-)
+INPUTS = Option("inputs", Kind.NAMES, "Tensors where strip_unused_nodes cuts the graph.", default="", metavar="A,B")
+OUTPUTS = Option("outputs", Kind.NAMES, "Tensors that strip_unused_nodes keeps.", default="", metavar="A,B")
 
 
-@click.command(cls=Talking, section="rewrite models")
+@click.command(cls=ToolCommand, section="rewrite models")
 @click.argument("source", metavar="IN", type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
 @option("--transforms", "pipeline", metavar="'...'", help="The transforms, in order.")
 @option(
     "--group", "group", metavar="'...'", help="Groups of them instead: simplify, 'freeze(min_max_log_file=a.log) fuse'."
 )
-@click_option(CUTS[0], show_default=False)
-@click_option(CUTS[1], show_default=False)
+@click_option(INPUTS, show_default=False)
+@click_option(OUTPUTS, show_default=False)
 @option("--dump-dir", type=PATH, metavar="DIR", help="Write the model after each step: DIR/01_fold_constants.onnx.")
 @external_option
 @json_option
@@ -62,12 +61,12 @@ def transform(
     with shown_progress() as progress:
         result = transform_model(source, target, asked, options, progress)
     for line in result.lines():
-        say(line, err=True)
+        print_line(line, err=True)
     if as_json:
         print_json(result.to_json())
 
 
-@click.command(cls=Talking, section="rewrite models")
+@click.command(cls=ToolCommand, section="rewrite models")
 @click.argument("name", required=False)
 @option("--groups", is_flag=True, help="List the groups with their pipelines.")
 @option("--markdown", is_flag=True, help="Print all pages as one Markdown document: docs/transforms.md.")
@@ -89,14 +88,14 @@ def transforms(name: str | None, groups: bool, markdown: bool, as_json: bool) ->
         print_json({group: describe_group(group) for group in sorted(GROUPS)})
     elif groups:
         for group in sorted(GROUPS):
-            say(f"{group}: {parse_groups(group)}")
+            print_line(f"{group}: {parse_groups(group)}")
     elif markdown:
-        say_lines(reference(listed))
+        print_lines(reference(listed))
     elif as_json:
         print_json({transform.name: describe(transform) for transform in listed})
     elif name:
-        say_lines(page(listed[0]))
+        print_lines(page(listed[0]))
     else:
         width = max(len(transform.name) for transform in listed)
         for transform in listed:
-            say(f"{transform.name:{width}}  {transform.doc.splitlines()[0]}")
+            print_line(f"{transform.name:{width}}  {transform.doc.splitlines()[0]}")

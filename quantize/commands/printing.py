@@ -18,18 +18,18 @@ import click
 from ...system.printable import LINE, json_text, one_line, sentence
 
 
-def say(line: str, *, err: bool = False) -> None:
+def print_line(line: str, *, err: bool = False) -> None:
     """Print a printable line; on stderr it has at most `LINE` characters."""
     click.echo(one_line(line, LINE if err else sys.maxsize), err=err)
 
 
-def say_lines(text: str, *, err: bool = False) -> None:
+def print_lines(text: str, *, err: bool = False) -> None:
     """Print a text of several lines."""
     for line in text.removesuffix("\n").split("\n"):
-        say(line, err=err)
+        print_line(line, err=err)
 
 
-def emit(text: str, *, err: bool = False) -> None:
+def print_exact(text: str, *, err: bool = False) -> None:
     """Print a text that is printable and exact: a script, or a command of a CI system."""
     click.echo(text, err=err)
 
@@ -38,12 +38,12 @@ _FOR_JSON: ContextVar[TextIO | None] = ContextVar("stdout for JSON", default=Non
 
 
 def print_json(value: object) -> None:
-    """Print one JSON object on stdout, also within `json_alone`."""
+    """Print one JSON object on stdout, also within `stdout_reserved_for_json`."""
     click.echo(json_text(value), file=_FOR_JSON.get())
 
 
 @contextmanager
-def json_alone() -> Iterator[None]:
+def stdout_reserved_for_json() -> Iterator[None]:
     """Send what others print on stdout to stderr: readers, metrics and libraries. So stdout has the JSON alone."""
     stdout = sys.stdout
     with ExitStack() as stack:
@@ -71,7 +71,7 @@ def print_error(
     kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None = None
 ) -> None:
     """Print the traceback of an error on stderr."""
-    say_lines("".join(traceback.format_exception(kind, error, trace)), err=True)
+    print_lines("".join(traceback.format_exception(kind, error, trace)), err=True)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def _warn(
     line: str | None = None,
 ) -> None:
     """Print a warning as one line; the arguments are those of `warnings.showwarning`."""
-    say(sentence(f"warning: {message} ({category.__name__})"), err=True)
+    print_line(sentence(f"warning: {message} ({category.__name__})"), err=True)
 
 
 class _LastResort(logging.Handler):
@@ -110,4 +110,4 @@ class _LastResort(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> Any:
         """Print a record."""
-        say_lines(self.format(record), err=True)
+        print_lines(self.format(record), err=True)
