@@ -38,13 +38,13 @@ from ..runtime.progress import INSPECT, expect
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
-from .evidence import RESCUE, evidence_of, gather_evidence, widest
-from .forecast import forecast_again
+from .evidence import RETRY_SECONDS, evidence_of, gather_evidence, widest
+from .fall_back import fall_back_to_float
+from .forecast import forecast_second_placement
 from .judge import UNMEASURED, beside_given, if_it_runs, is_slower, judge, measure_accuracy, promised
 from .native_use import native_use
 from .prepare import as_given
 from .ranges import TensorRanges
-from .relieve import relieved
 from .written import as_written
 
 NOTHING_LEFT = (
@@ -109,9 +109,9 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
         return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
     slow = is_slower(job, trial.latencies)
     if job.judged and not slow and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
-        trial = _ruinous_in_float(job, ranges, trial)
+        trial = _with_ruinous_tensors_in_float(job, ranges, trial)
     if job.judged and not slow and not job.options.force_int8:
-        trial = relieved(job, ranges, trial)
+        trial = fall_back_to_float(job, ranges, trial)
     reason = _why_not(job, trial)
     if reason and not job.options.force_int8:
         run = _keep_float(job, ranges, trial, output, reason)
@@ -151,15 +151,15 @@ def deliver_searched(
     return _keep_float(job, ranges, best, output, slow) if slow else _finish(job, ranges, best, output)
 
 
-def _ruinous_in_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
+def _with_ruinous_tensors_in_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """Emit the model again, with each tensor in float that alone ruins the outputs; return the better of both models.
 
-    Each tensor is tried alone in uint8. If `RESCUE` seconds are too short for that, no tensor is tried, and the given
-    model is returned. The returned model has the evidence of the trials.
+    Each tensor is tried alone in uint8. If that takes more than `RETRY_SECONDS`, none is tried, and the given model
+    is returned. The returned model has the evidence of the trials.
     """
-    expect(job.progress, forecast_again(job))
+    expect(job.progress, forecast_second_placement(job))
     tried = trial.candidate if job.policy.plan is not None else widest(job, ranges)
-    evidence = evidence_of(job, ranges, tried, trial.accuracy, RESCUE, RUIN_DB)
+    evidence = evidence_of(job, ranges, tried, trial.accuracy, RETRY_SECONDS, RUIN_DB)
     known = replace(trial, candidate=replace(trial.candidate, evidence=evidence))
     if not evidence.kept_float and not any(evidence.harmed_by.values()):
         return known

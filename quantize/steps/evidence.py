@@ -38,7 +38,9 @@ from .ranges import TensorRanges
 
 TRIAL_SAMPLES = 4  # samples of each trial
 TICK = 1e-6  # seconds: the least time of a run, because the CPU clock may not have moved
-RESCUE = 300.0  # seconds, by built-in costs, for trials of a model that misses the promise; longer trials are left out
+RETRY_SECONDS = (
+    300.0  # seconds, by built-in costs, for trials of a model that misses the promise; longer trials are left out
+)
 TRIED_FOR = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
 """The noise of a form that is not tried is that of this form: the range of a row is at most that of its tensor.
 

@@ -19,7 +19,7 @@ from ..placement.runs import runs_for, runs_within, samples_for
 from ..placement.search import LEAST_MS, integers_in_bodies
 from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP, alone
 from ..runtime.progress import MAYBE, RELIEF
-from .evidence import RESCUE, TRIAL_SAMPLES
+from .evidence import RETRY_SECONDS, TRIAL_SAMPLES
 
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
 BINNED = 3.0
@@ -35,7 +35,7 @@ LEAST_SHARE = 0.05  # of a processor; a smaller measured share counts as this on
 REPEATED = 1.5  # measurements until the times are sure, the first one included
 ROUNDS = 4  # models with more units in float that are emitted at most
 BETWEEN = 1  # models that are emitted between the fastest one that keeps the promise and one that misses it
-RELIEVED = 3  # models that the relief of a model makes, about: one keeps the promise, then faster ones are tried
+FALLBACK_MODELS = 3  # models that `fall_back_to_float` makes, about: one keeps the promise, then faster ones are tried
 PRICED = 3  # plans that are profiled for each of them
 AGAIN = 0.6  # plans that are profiled for a second placement, over those of the first one
 
@@ -50,17 +50,17 @@ def forecast(job: Job) -> dict[str, float]:
     """
     if job.feed is None or job.source is None:
         return {}
-    run, crowd = _run_and_crowd(job, job.feed)
-    found = _stages(job, job.feed, run)
+    run, slowdown = _run_seconds_and_slowdown(job, job.feed)
+    found = _stage_seconds(job, job.feed, run)
     if job.judged and not job.options.force_int8 and job.policy.how not in ("all", "plan"):
         tries = not EFFORTS[job.options.effort].seconds and not job.weights.large
-        more = _again(job, job.feed, run, found) if tries else {}
-        relief = _relief(job, run, found, ROUNDS + BETWEEN)
-        found |= {MAYBE: math.fsum((*more.values(), *relief.values()))}
-    return {stage: crowd * seconds for stage, seconds in found.items()}
+        more = _second_placement_seconds(job, job.feed, run, found) if tries else {}
+        fallback = _fall_back_seconds(job, run, found, ROUNDS + BETWEEN)
+        found |= {MAYBE: math.fsum((*more.values(), *fallback.values()))}
+    return {stage: slowdown * seconds for stage, seconds in found.items()}
 
 
-def _stages(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]:
+def _stage_seconds(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]:
     """Return the seconds of the stages from the seconds of one run, for a process that has a processor for itself."""
     sizes = {n: math.prod(s) for n, s in fed_shapes(job.simple, feed).items()}
     effort, tensors = EFFORTS[job.options.effort], job.all_int8_plan.quantized
@@ -71,22 +71,22 @@ def _stages(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]
         passes = BINNED if rule is not None and rule.needs_histogram else 1.0
         found["calibrate"] = job.source.length * (run + passes * ELEMENT * elements)
     if effort.seconds and not job.weights.large:
-        found |= _trials(job, feed, run, effort.seconds)
+        found |= _trial_seconds(job, feed, run, effort.seconds)
     if job.corrections & ADJUSTING:
-        found["correct weights"] = _correcting(job, run, sizes)
-    found["time"] = _in_turns(run, 3, job.options.seconds) * len(job.loads)
+        found["correct weights"] = _correction_seconds(job, run, sizes)
+    found["time"] = _race_seconds(run, 3, job.options.seconds) * len(job.loads)
     by_costs = job.policy.how == "measured" and not integers_in_bodies(job)
     if by_costs and 1e3 * run >= LEAST_MS and not job.weights.large:
         load = LOADED * len(job.all_int8_plan.units)
         profiled = min(max(PROFILED / 1e6, LEAST_RUNS * run), MOST_RUNS * run)
         found["measure costs"] = PROFILES * TURNS * (load + profiled) * len(job.loads)
-        races = (PLANS * load + _in_turns(IN_INTEGERS * run, n, job.options.seconds) for n in (PLANS, 2))
+        races = (PLANS * load + _race_seconds(IN_INTEGERS * run, n, job.options.seconds) for n in (PLANS, 2))
         found["compare placements"] = math.fsum(races) * len(job.loads)
     return found
 
 
-def forecast_relief(job: Job, *, tries: bool) -> dict[str, float]:
-    """Return the seconds of the stages of `relieved`, as `forecast` does.
+def forecast_fall_back(job: Job, *, tries: bool) -> dict[str, float]:
+    """Return the seconds of the stages of `fall_back_to_float`, as `forecast` does.
 
     Args:
         job: The job.
@@ -94,46 +94,54 @@ def forecast_relief(job: Job, *, tries: bool) -> dict[str, float]:
     """
     if job.feed is None or job.source is None:
         return {}
-    run, crowd = _run_and_crowd(job, job.feed)
-    found = _relief(job, run, _stages(job, job.feed, run), RELIEVED)
+    run, slowdown = _run_seconds_and_slowdown(job, job.feed)
+    found = _fall_back_seconds(job, run, _stage_seconds(job, job.feed, run), FALLBACK_MODELS)
     if tries:
-        found |= _trials(job, job.feed, run, RESCUE)
-    return {stage: crowd * seconds for stage, seconds in found.items() if seconds}
+        found |= _trial_seconds(job, job.feed, run, RETRY_SECONDS)
+    return {stage: slowdown * seconds for stage, seconds in found.items() if seconds}
 
 
-def forecast_again(job: Job) -> dict[str, float]:
+def forecast_second_placement(job: Job) -> dict[str, float]:
     """Return the seconds of the stages, as `forecast` does, where tensors are tried that alone ruin the outputs.
 
     The model is placed again then.
     """
     if job.feed is None or job.source is None:
         return {}
-    run, crowd = _run_and_crowd(job, job.feed)
-    found = _again(job, job.feed, run, _stages(job, job.feed, run))
-    return {stage: crowd * seconds for stage, seconds in found.items()}
+    run, slowdown = _run_seconds_and_slowdown(job, job.feed)
+    found = _second_placement_seconds(job, job.feed, run, _stage_seconds(job, job.feed, run))
+    return {stage: slowdown * seconds for stage, seconds in found.items()}
 
 
-def _again(job: Job, feed: Mapping[str, Array], run: float, every: Mapping[str, float]) -> dict[str, float]:
+def _second_placement_seconds(
+    job: Job, feed: Mapping[str, Array], run: float, every: Mapping[str, float]
+) -> dict[str, float]:
     """Return the seconds of trials of all tensors and of a second placement, from those of all stages of the first."""
     placed = ("correct weights", "compare placements", "compare", "time")
-    found = _trials(job, feed, run, RESCUE) | {stage: every[stage] for stage in placed if stage in every}
+    found = _trial_seconds(job, feed, run, RETRY_SECONDS) | {stage: every[stage] for stage in placed if stage in every}
     return found | {"measure costs": AGAIN * every["measure costs"]} if "measure costs" in every else found
 
 
-def _relief(job: Job, run: float, every: Mapping[str, float], models: int) -> dict[str, float]:
-    """Return the seconds of the stages of relief that makes some models, from the seconds of a run and of all stages.
+def _fall_back_seconds(job: Job, run: float, every: Mapping[str, float], models: int) -> dict[str, float]:
+    """Return the seconds of the stages in which `fall_back_to_float` makes some models.
 
     For each model plans are profiled, and the fastest one is timed beside another.
+
+    Args:
+        job: The job.
+        run: The seconds of one run.
+        every: The seconds of all stages of the first model, from `_stage_seconds`.
+        models: The number of models.
     """
     compared = every.get("compare", 0.0) / (2 if EFFORTS[job.options.effort].seconds else 1)
     found = {"correct weights": every.get("correct weights", 0.0), "compare": compared}
     if "measure costs" in every:
-        raced = _in_turns(IN_INTEGERS * run, 2, job.options.seconds) * len(job.loads)
+        raced = _race_seconds(IN_INTEGERS * run, 2, job.options.seconds) * len(job.loads)
         found[RELIEF] = every["measure costs"] * PRICED / PROFILES + raced
     return {stage: models * seconds for stage, seconds in found.items()} | {"time": every.get("time", 0.0)}
 
 
-def _trials(job: Job, feed: Mapping[str, Array], run: float, seconds: float) -> dict[str, float]:
+def _trial_seconds(job: Job, feed: Mapping[str, Array], run: float, seconds: float) -> dict[str, float]:
     """Return the seconds of the trials of single tensors, each kind with a limit, from the seconds of one run."""
     limit = run * runs_within(job, feed, seconds, run)
     products = sum(OPS[unit.op].weight is not None for unit in job.all_int8_plan.units if unit.op in OPS)
@@ -141,7 +149,7 @@ def _trials(job: Job, feed: Mapping[str, Array], run: float, seconds: float) -> 
     return {f"try {part} alone": min(n * TRIAL_SAMPLES * run * share, limit) + TRIED * n for part, n, share in counts}
 
 
-def _in_turns(run: float, models: int, seconds: float) -> float:
+def _race_seconds(run: float, models: int, seconds: float) -> float:
     """Return the seconds for which `race` times some models, each of them as slow as `run` seconds."""
     slow = WARM_UP * run > SLOW
     turn = models * run * (1 if slow else TURN if TURN * run <= TURN_SECONDS else LEAST_TURN)
@@ -150,11 +158,12 @@ def _in_turns(run: float, models: int, seconds: float) -> float:
     return REPEATED * (warm_up + max(least, min(seconds, MOST_ROUNDS * turn)))
 
 
-def _run_and_crowd(job: Job, feed: Mapping[str, Array]) -> tuple[float, float]:
-    """Return the seconds of one run, and how many processes share the processor that runs it, at least 1.
+def _run_seconds_and_slowdown(job: Job, feed: Mapping[str, Array]) -> tuple[float, float]:
+    """Return the CPU seconds of one run, and by which factor its wall time is longer, at least 1.
 
-    The seconds are the least CPU time of several runs. The number of processes is the wall time of all runs over their
-    CPU time. A large model is not run: its time follows from built-in costs, and 1 process is assumed.
+    The seconds are the least of several runs. The factor is the wall time of all runs over their CPU time: other
+    processes may use the same processor. A large model is not run: its time follows from built-in costs, and the factor
+    is 1.
     """
     if job.weights.large:
         return 1 / runs_for(job, feed, 1.0), 1.0
@@ -162,7 +171,7 @@ def _run_and_crowd(job: Job, feed: Mapping[str, Array]) -> tuple[float, float]:
     return times.least, 1 / max(1 - times.waited, LEAST_SHARE)
 
 
-def _correcting(job: Job, run: float, sizes: Mapping[str, int]) -> float:
+def _correction_seconds(job: Job, run: float, sizes: Mapping[str, int]) -> float:
     """Return the seconds of the corrections that go through the model layer by layer.
 
     Learned rounding leaves out layers with few positions per column, such as fully connected ones.

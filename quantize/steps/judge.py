@@ -103,7 +103,7 @@ def measured_error(job: Job, candidate: Candidate) -> float:
 def is_slower(job: Job, latencies: Sequence[Latency]) -> bool:
     """Whether a model is clearly slower than the faster float model at each batch size, and the user did not force it.
 
-    No correction and no relief of units makes it fast enough, so that none is tried.
+    Corrections of weights and more units in float do not make it fast enough, so that neither is tried.
     """
     if not job.policy.timed or job.options.force_int8 or not latencies:
         return False

@@ -222,7 +222,7 @@ def test_a_model_that_loses_its_rare_detections_is_refused(tmp_path: Path, monke
     found = quantize_model(tmp_path / "m.onnx", data, tmp_path / "float.onnx", WANTED)
     assert found.int8_nodes == 0
     assert "in uint8 'b' alone leaves 0.0 dB at an output" in [node.reason for node in found.float_nodes]
-    monkeypatch.setattr(deliver, "_ruinous_in_float", lambda job, ranges, trial: trial)
+    monkeypatch.setattr(deliver, "_with_ruinous_tensors_in_float", lambda job, ranges, trial: trial)
     forced = quantize_model(tmp_path / "m.onnx", data, tmp_path / "int8.onnx", replace(WANTED, force_int8=True))
     assert forced.int8_nodes > 0
     assert forced.promise is not None

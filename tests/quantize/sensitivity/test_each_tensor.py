@@ -280,7 +280,7 @@ def test_keeping_the_tensor_in_float_mends_the_model(tmp_path: Path, monkeypatch
     monkeypatch.setattr("requant.quantize.steps.evidence.ruinous", lambda *_: {})
     relieved = quantize_model(tmp_path / "float.onnx", data, tmp_path / "relieved.onnx", Options())
     assert relieved.accuracy.worst_sqnr_db > RUIN_DB  # the frontier keeps the promise without this evidence
-    monkeypatch.setattr("requant.quantize.steps.deliver.relieved", lambda _job, _ranges, trial: trial)
+    monkeypatch.setattr("requant.quantize.steps.deliver.fall_back_to_float", lambda _job, _ranges, trial: trial)
     ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", Options())
     assert ruined.rejected is not None  # nothing mended it: not kept, however fast
     assert ruined.rejected[0].worst_sqnr_db < RUIN_DB < mended.accuracy.worst_sqnr_db
@@ -298,7 +298,7 @@ def test_low_effort_tries_tensors_of_a_ruined_model_unless_that_takes_too_long(
     onnx.save(huge_channel(), tmp_path / "float.onnx")
     data, options = feeds(8, 1, CHANNELS, 8, 8), Options(effort="low", force_int8=True)
     mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", options)
-    monkeypatch.setattr("requant.quantize.steps.deliver.RESCUE", 0.0)
+    monkeypatch.setattr("requant.quantize.steps.deliver.RETRY_SECONDS", 0.0)
     ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", options)
     assert ruined.accuracy.worst_sqnr_db < RUIN_DB < mended.accuracy.worst_sqnr_db
 

@@ -17,7 +17,7 @@ from requant.quantize.placement.runs import samples_for
 from requant.quantize.runtime.clock import Times
 from requant.quantize.runtime.progress import MAYBE, RELIEF, silent
 from requant.quantize.steps import forecast as module
-from requant.quantize.steps.forecast import BETWEEN, ROUNDS, forecast, forecast_again, forecast_relief
+from requant.quantize.steps.forecast import BETWEEN, ROUNDS, forecast, forecast_fall_back, forecast_second_placement
 from requant.quantize.steps.judge import judging_samples
 from requant.quantize.steps.prepare import prepare
 
@@ -93,22 +93,22 @@ def test_other_processes_make_everything_longer(tmp_path: Path, monkeypatch: pyt
     assert forecast(job(tmp_path)) == {stage: pytest.approx(3 * seconds) for stage, seconds in quiet.items()}
 
 
-def test_the_relief_of_a_model_with_low_effort_begins_with_trials(tmp_path: Path) -> None:
+def test_the_fallback_of_a_model_with_low_effort_begins_with_trials(tmp_path: Path) -> None:
     """At low effort nothing is known of single tensors when the promise is missed."""
     low = job(tmp_path, effort="low")
-    known, unknown = (forecast_relief(low, tries=tries) for tries in (False, True))
+    known, unknown = (forecast_fall_back(low, tries=tries) for tries in (False, True))
     assert unknown.keys() - known.keys() == {"try tensors alone", "try weights alone"}
     assert all(seconds > 0 for seconds in unknown.values())
 
 
 @pytest.mark.parametrize("effort", ["low", "medium"])
-def test_what_the_relief_of_a_model_may_take_is_told_before(tmp_path: Path, effort: str) -> None:
+def test_what_the_fallback_of_a_model_may_take_is_told_before(tmp_path: Path, effort: str) -> None:
     """The forecast was a third or a fourth of the time of models that missed the promise of accuracy."""
     made = job(tmp_path, effort=effort)
-    usual, again, relief = forecast(made), forecast_again(made), forecast_relief(made, tries=False)
-    assert relief[RELIEF] > 0  # plans are timed for each model
-    models = (ROUNDS + BETWEEN) / module.RELIEVED
-    most = sum(seconds for stage, seconds in relief.items() if stage != "time") * models + relief["time"]
+    usual, again, fallback = forecast(made), forecast_second_placement(made), forecast_fall_back(made, tries=False)
+    assert fallback[RELIEF] > 0  # plans are timed for each model
+    models = (ROUNDS + BETWEEN) / module.FALLBACK_MODELS
+    most = sum(seconds for stage, seconds in fallback.items() if stage != "time") * models + fallback["time"]
     assert usual[MAYBE] == pytest.approx(most + (sum(again.values()) if effort == "low" else 0))
     assert again["measure costs"] < usual["measure costs"]  # those of the first placement are known
 

@@ -12,9 +12,9 @@ import pytest
 from requant import RequantError
 from requant.quantize import Options
 from requant.quantize.placement.noise import Noises
-from requant.quantize.steps import relieve
+from requant.quantize.steps import fall_back
+from requant.quantize.steps.fall_back import _fastest_within
 from requant.quantize.steps.forecast import BETWEEN, ROUNDS
-from requant.quantize.steps.relieve import _fastest
 from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 
 NAMES = "abcd"
@@ -50,7 +50,7 @@ class Priced:
 
 
 def floats_of(plans: Any, limit: float) -> str:
-    _, plan = _fastest(plans, noise, limit)
+    _, plan = _fastest_within(plans, noise, limit)
     assert plan is not None
     return floats_in(plan)
 
@@ -112,7 +112,7 @@ def test_after_a_model_that_keeps_the_promise_faster_ones_are_tried(
     monkeypatch: pytest.MonkeyPatch, most: float, fails: str, floats: str | None
 ) -> None:
     """The first model has too little noise: what a few samples miss the promise by is mostly chance."""
-    found = relieved(monkeypatch, Priced(EVEN, EVEN), most, fails)
+    found = accepted_plan(monkeypatch, Priced(EVEN, EVEN), most, fails)
     assert (None if found is None else floats_in(found)) == floats
 
 
@@ -132,9 +132,9 @@ def test_a_plan_that_is_not_faster_is_timed_once_and_a_dearer_one_never(
         monkeypatch.setattr(Priced, "measured", None)
     accuracy: Any = None
     quiet = Plan(UNITS, {name: Choice(Impl.U8 if name == "d" else Impl.FLOAT) for name in NAMES})
-    best = relieve._Kept(model(quiet), accuracy, noise(quiet))
+    best = fall_back._Accepted(model(quiet), accuracy, noise(quiet))
     some: Any = plans
-    assert relieve._faster(some, noise, best, 15.0)[1] is None
+    assert fall_back._next_faster(some, noise, best, 15.0)[1] is None
     assert timed == raced
 
 
@@ -159,12 +159,12 @@ def test_where_no_price_gives_a_plan_between_units_change_one_after_another(
     if slow:
         monkeypatch.setattr(Priced, "ratio", lambda self, plan, other: 1.0)
     assert {floats_in(plans(price)) for price in (0.1, 0.9, 1.1, 100.0)} == {"", "abc"}
-    found = relieved(monkeypatch, plans, most, fails)
+    found = accepted_plan(monkeypatch, plans, most, fails)
     assert found is not None
     assert floats_in(found) == floats
 
 
-def relieved(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fails: str) -> Plan | None:
+def accepted_plan(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fails: str) -> Plan | None:
     """Return the plan that keeps a promise of some noise; None if none does. The models of the plans `fails` fail."""
     written: list[Plan] = []
 
@@ -183,23 +183,23 @@ def relieved(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fails: st
         return candidate.plan, accuracy
 
     fakes: dict[str, Any] = {
-        "forecast_relief": lambda job, tries: {"compare": 1.0} if not tries else {},
+        "forecast_fall_back": lambda job, tries: {"compare": 1.0} if not tries else {},
         "promised": lambda job, accuracy: Promised(accuracy, most),
         "plan_by_rules": lambda *_: (None, None, lambda plan: plan),
         "plans_by_price": lambda *_: plans,
         "absorbers_of": lambda *_: {},
         "able": lambda *_: {},
-        "_made": made,
+        "_build_candidate": made,
         "measure_accuracy": measured,
         "judge": judged,
     }
     for name, fake in fakes.items():
-        monkeypatch.setattr(relieve, name, fake)
+        monkeypatch.setattr(fall_back, name, fake)
     monkeypatch.setattr(Noises, "of", lambda *_: SimpleNamespace(of_plan=noise))
     job: Any = SimpleNamespace(policy=SimpleNamespace(how="measured"), progress=lambda *_: None, options=Options())
     start: Any = SimpleNamespace(candidate=model(Plan(UNITS, dict.fromkeys(NAMES, Choice(Impl.U8)))), accuracy=15.0)
     ranges: Any = None
-    found: Any = relieve.relieved(job, ranges, start)
+    found: Any = fall_back.fall_back_to_float(job, ranges, start)
     assert len(written) <= ROUNDS + BETWEEN
     return None if found is start else found[0]
 
@@ -222,20 +222,20 @@ def test_few_native_operators_that_gain_nothing_become_those_of_the_runtime(
 ) -> None:
     units = tuple(Unit(name=name, op="Conv", nodes=(name,), inputs=(f"x{name}",), outputs=(name,)) for name in "abcdef")
     plan = Plan(units, {unit.name: Choice(Impl.U8_NATIVE if unit.name in native else Impl.U8) for unit in units})
-    monkeypatch.setattr(relieve, "promised", lambda job, accuracy: Promised(accuracy, 2.0))
-    monkeypatch.setattr(relieve, "measure_accuracy", lambda *_: noise)
+    monkeypatch.setattr(fall_back, "promised", lambda job, accuracy: Promised(accuracy, 2.0))
+    monkeypatch.setattr(fall_back, "measure_accuracy", lambda *_: noise)
     accuracy: Any = 0.5
-    best = relieve._Kept(model(plan), accuracy, 1.0)
+    best = fall_back._Accepted(model(plan), accuracy, 1.0)
     plans: Any = SimpleNamespace(ratio=lambda stock, other: ratio)
     job: Any = SimpleNamespace(options=options)
-    found = relieve._without_library(job, plans, best, model)
+    found = fall_back._without_few_native(job, plans, best, model)
     assert any(found.candidate.plan.impl(unit).native for unit in units) is (bool(native) and not replaced)
     assert (found is best) is not replaced
 
 
 def test_no_plan_is_quiet_enough() -> None:
     plans: Any = Priced(dict.fromkeys(NAMES, 1e9), EVEN)
-    assert _fastest(plans, noise, 0.5) == (plans, None)
+    assert _fastest_within(plans, noise, 0.5) == (plans, None)
 
 
 def test_a_plan_that_is_hardly_slower_and_quieter_is_better() -> None:

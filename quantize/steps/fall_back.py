@@ -18,8 +18,8 @@ from ..placement.priced_plans import PricedPlans, is_same, plans_by_price
 from ..placement.rules import able, stock_plan
 from ..runtime.progress import RELIEF, expect
 from .emit import correct, plan_by_rules
-from .evidence import RESCUE, evidence_of, widest
-from .forecast import BETWEEN, ROUNDS, forecast_relief
+from .evidence import RETRY_SECONDS, evidence_of, widest
+from .forecast import BETWEEN, ROUNDS, forecast_fall_back
 from .judge import if_it_runs, judge, measure_accuracy, promised
 from .ranges import TensorRanges
 
@@ -34,7 +34,7 @@ LEAST_SHARE = 1e-6  # of the float model's time: what a unit takes at least, whe
 FEW = 4  # native units that are timed against the runtime's operators; more of them gain together
 
 
-def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
+def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """Return a trial that keeps the promise with more units in float; the given trial if none does.
 
     The placement gives the cheapest plan for each price of noise. The price rises until the estimated noise of the plan
@@ -52,8 +52,8 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     if job.policy.how in ("all", "plan") or promised(job, trial.accuracy).kept:
         return trial
     job.progress(RELIEF, 0, ROUNDS + BETWEEN)  # says why tensors are tried now
-    expect(job.progress, forecast_relief(job, tries=_tries(job, trial)))
-    evidence = _evidence(job, ranges, trial)
+    expect(job.progress, forecast_fall_back(job, tries=_can_try_tensors(job, trial)))
+    evidence = _noise_evidence(job, ranges, trial)
     if not evidence.noise:
         return trial
     job.progress(RELIEF, 0, ROUNDS + BETWEEN)  # planning may take seconds
@@ -61,42 +61,47 @@ def relieved(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     plans = plans_by_price(job, facts, rules, write, evidence.noise, trial.candidate.placement)
     absorbers = absorbers_of(facts, rules, able(facts, rules))
     noise = Noises.of(rules, evidence.noise, evidence.noise_of, absorbers, evidence.noise_of_weights).of_plan
-    made = partial(_made, job, ranges, write, trial, evidence)
-    plans, best, missed = _fastest_kept(job, plans, noise, made, trial)
+    build = partial(_build_candidate, job, ranges, write, trial, evidence)
+    plans, best, missed = _fastest_accepted(job, plans, noise, build, trial)
     if best is None:
         return trial
-    best = _between(job, plans, _path(plans, noise, missed, best.candidate.plan), made, best)
-    best = _without_library(job, plans, best, made)
+    best = _with_middle_plan(job, plans, _plans_between(plans, noise, missed, best.candidate.plan), build, best)
+    best = _without_few_native(job, plans, best, build)
     return if_it_runs(partial(judge, job, best.candidate, best.accuracy)) or trial
 
 
-def _fastest_kept(
-    job: Job, plans: PricedPlans, noise: Callable[[Plan], float], made: Callable[[Plan], Candidate], trial: Trial
-) -> tuple[PricedPlans, _Kept | None, Plan]:
-    """Return the fastest model that was found to keep the promise, None if none does, and what misses it by least.
-
-    The plans have the costs known at last. What misses the promise is the last plan that was found to do so.
+def _fastest_accepted(
+    job: Job, plans: PricedPlans, noise: Callable[[Plan], float], build: Callable[[Plan], Candidate], trial: Trial
+) -> tuple[PricedPlans, _Accepted | None, Plan]:
+    """Search the fastest model that keeps the promise, in at most `ROUNDS` models.
 
     Args:
         job: The job.
         plans: The plans by price.
         noise: Returns the estimated noise of a plan.
-        made: Returns the model of a plan.
+        build: Returns the model of a plan.
         trial: The model that misses the promise.
+
+    Returns:
+        The plans with all costs that were measured; the fastest model that keeps the promise, None without one; and the
+        last plan whose model misses it.
     """
-    best: _Kept | None = None
+    best: _Accepted | None = None
     accuracy, missed = trial.accuracy, trial.candidate.plan
     for number in range(ROUNDS):
         job.progress(RELIEF, number, ROUNDS + BETWEEN)
-        missing = noise(missed)
-        limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missing
-        plans, found = _faster(plans, noise, best, missing) if best else _quiet(plans, noise, limit, missing)
+        missed_noise = noise(missed)
+        limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missed_noise
+        if best:
+            plans, found = _next_faster(plans, noise, best, missed_noise)
+        else:
+            plans, found = _fastest_or_noisier(plans, noise, limit, missed_noise)
         if found is None or not found.has_int8:
             break
-        candidate = made(found)
+        candidate = build(found)
         tried = if_it_runs(partial(measure_accuracy, job, candidate))
         if tried is not None and promised(job, tried).kept:
-            best = _Kept(candidate, tried, noise(found))
+            best = _Accepted(candidate, tried, noise(found))
         else:
             accuracy, missed = accuracy if tried is None else tried, found
         if best and noise(missed) <= NEAR * best.noise:
@@ -104,7 +109,7 @@ def _fastest_kept(
     return plans, best, missed
 
 
-def _path(plans: PricedPlans, noise: Callable[[Plan], float], start: Plan, end: Plan) -> list[Plan]:
+def _plans_between(plans: PricedPlans, noise: Callable[[Plan], float], start: Plan, end: Plan) -> list[Plan]:
     """Return plans between two others: one unit after the other gets its implementation in `end`.
 
     The one that takes away the most noise for the least time is first. No price of noise may lead to a plan between:
@@ -125,9 +130,9 @@ def _path(plans: PricedPlans, noise: Callable[[Plan], float], start: Plan, end: 
     return found
 
 
-def _between(
-    job: Job, plans: PricedPlans, path: Sequence[Plan], made: Callable[[Plan], Candidate], best: _Kept
-) -> _Kept:
+def _with_middle_plan(
+    job: Job, plans: PricedPlans, path: Sequence[Plan], build: Callable[[Plan], Candidate], best: _Accepted
+) -> _Accepted:
     """Return the model in the middle of a path of plans if it keeps the promise and is faster; else the given one.
 
     Where the plan in the middle is not faster, the one in the middle before it is tried, and so on.
@@ -136,7 +141,7 @@ def _between(
         job: The job.
         plans: The plans, which time models.
         path: The plans, from nearly one that misses the promise to nearly that of the given model.
-        made: Returns the model of a plan.
+        build: Returns the model of a plan.
         best: A model that keeps the promise.
     """
     job.progress(RELIEF, ROUNDS, ROUNDS + BETWEEN)
@@ -146,7 +151,7 @@ def _between(
         middle //= 2
     if not path:
         return best
-    candidate = if_it_runs(partial(made, path[middle]))
+    candidate = if_it_runs(partial(build, path[middle]))
     tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
     if candidate is None or tried is None or not promised(job, tried).kept:
         return best
@@ -158,21 +163,22 @@ def _is_faster(plans: PricedPlans, plan: Plan, other: Candidate) -> bool:
     return plans.share(plan) <= FASTER * plans.share(other.plan) and plans.ratio(plan, other) <= FASTER
 
 
-def _quiet(
-    plans: PricedPlans, noise: Callable[[Plan], float], limit: float, missing: float
+def _fastest_or_noisier(
+    plans: PricedPlans, noise: Callable[[Plan], float], limit: float, missed_noise: float
 ) -> tuple[PricedPlans, Plan | None]:
-    """Return what `_fastest` does; if no INT8 plan is so quiet, with a limit between this one and the last noise.
+    """Return the fastest INT8 plan within a limit of noise, else within a higher one, as `_fastest_within` does.
 
-    What a few samples miss the promise by is mostly chance, so that less relief may do.
+    The higher limit is the geometric mean of the limit and of the noise that missed the promise. By how much a few
+    samples miss the promise is mostly chance, so that fewer units in float may be enough.
     """
-    plans, found = _fastest(plans, noise, limit)
+    plans, found = _fastest_within(plans, noise, limit)
     if found is not None and found.has_int8:
         return plans, found
-    return _fastest(plans, noise, math.sqrt(limit * missing))
+    return _fastest_within(plans, noise, math.sqrt(limit * missed_noise))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class _Accepted:
     """A model that keeps the promise.
 
     Attributes:
@@ -186,21 +192,21 @@ class _Kept:
     noise: float
 
 
-def _faster(
-    plans: PricedPlans, noise: Callable[[Plan], float], best: _Kept, missing: float
+def _next_faster(
+    plans: PricedPlans, noise: Callable[[Plan], float], best: _Accepted, missed_noise: float
 ) -> tuple[PricedPlans, Plan | None]:
-    """Return the costs known at last, and a faster plan than that of a model that keeps the promise.
+    """Return a faster plan than that of a model that keeps the promise, behind the plans with all measured costs.
 
-    Its noise is between that of the model and `missing`; the plan is None if there is none. Of plans that are not
-    cheaper by their costs nothing is measured.
+    The noise of the plan is between that of the model and `missed_noise`; the plan is None if there is none. A plan
+    that its costs do not make cheaper is not measured.
     """
     limit, tried = best.noise, [best.candidate.plan]
     for _ in range(HALVINGS):
-        limit = math.sqrt(limit * missing)
-        cheap = _quieter(plans, noise, limit)
+        limit = math.sqrt(limit * missed_noise)
+        cheap = _least_noise_as_fast(plans, noise, limit)
         if cheap is None or 0 < plans.share(best.candidate.plan) <= plans.share(cheap):  # costs are 0 if unknown
             continue
-        plans, found = _fastest(plans, noise, limit)
+        plans, found = _fastest_within(plans, noise, limit)
         if found is None or any(is_same(found, each) for each in tried):
             continue
         if plans.ratio(found, best.candidate) <= FASTER:
@@ -209,16 +215,17 @@ def _faster(
     return plans, None
 
 
-def _without_library(job: Job, plans: PricedPlans, best: _Kept, made: Callable[[Plan], Candidate]) -> _Kept:
-    """Return the model with the runtime's operators where few native ones are left and gain nothing; else the same one.
+def _without_few_native(job: Job, plans: PricedPlans, best: _Accepted, build: Callable[[Plan], Candidate]) -> _Accepted:
+    """Return the model with the runtime's operators in place of at most `FEW` native ones that gain nothing.
 
-    The placement asked that of a plan with more units in int8. The library is one more file to deploy.
+    The given model is returned if they gain, or if the other model misses the promise. Placement has compared both only
+    for a plan with more units in int8. The native library is one more file to deploy.
 
     Args:
         job: The job.
         plans: The plans, which time models.
         best: A model that keeps the promise.
-        made: Returns the model of a plan.
+        build: Returns the model of a plan.
     """
     plan = best.candidate.plan
     stock, count = stock_plan(plan), sum(plan.impl(unit).native for unit in plan.units)
@@ -226,34 +233,37 @@ def _without_library(job: Job, plans: PricedPlans, best: _Kept, made: Callable[[
         return best
     if not 0 < plans.ratio(stock, best.candidate) <= 1 / FASTER:  # 0 where costs are not measured
         return best
-    candidate = made(stock)
+    candidate = build(stock)
     accuracy = measure_accuracy(job, candidate)
     return replace(best, candidate=candidate, accuracy=accuracy) if promised(job, accuracy).kept else best
 
 
-def _evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
+def _noise_evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
     """Return the noise of each tensor alone, measured now if it is not known."""
     known = trial.candidate.evidence
-    if not _tries(job, trial):
+    if not _can_try_tensors(job, trial):
         return known
     least_db = EFFORTS[job.options.effort].least_db
-    found = evidence_of(job, ranges, widest(job, ranges), trial.accuracy, RESCUE, least_db)
+    found = evidence_of(job, ranges, widest(job, ranges), trial.accuracy, RETRY_SECONDS, least_db)
     return replace(found, kept_float={**known.kept_float, **found.kept_float})
 
 
-def _tries(job: Job, trial: Trial) -> bool:
+def _can_try_tensors(job: Job, trial: Trial) -> bool:
     """Whether the noise of each tensor alone is unknown, and can be measured."""
     return bool(not trial.candidate.evidence.noise and not job.weights.large and trial.candidate.qparams)
 
 
-def _fastest(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> tuple[PricedPlans, Plan | None]:
-    """Return the costs known at last, and the fastest plan with at most `limit` noise; None without one.
+def _fastest_within(
+    plans: PricedPlans, noise: Callable[[Plan], float], limit: float
+) -> tuple[PricedPlans, Plan | None]:
+    """Return the plans with all measured costs, and the fastest plan with at most `limit` noise; None without one.
 
-    The model of the cheapest plan is profiled, and gives costs for the next one, until they change nothing.
+    The model of the cheapest plan is profiled. Its costs may make another plan the cheapest, which is profiled next, at
+    most `PROFILES` times.
     """
     tried: list[tuple[float, Plan]] = []
     for _ in range(PROFILES):
-        plan = _quieter(plans, noise, limit)
+        plan = _least_noise_as_fast(plans, noise, limit)
         if plan is None or any(is_same(plan, before) for _, before in tried):
             break
         plans, took = plans.measured(plan)
@@ -262,12 +272,12 @@ def _fastest(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -
     return plans, best
 
 
-def _quieter(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> Plan | None:
-    """Return the quietest plan that takes nearly as long as the one of the least price with noise of at most `limit`.
+def _least_noise_as_fast(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> Plan | None:
+    """Return the plan with the least noise among those that take at most 1 / `FASTER` of the time of one plan.
 
-    Return None if no plan is so quiet.
+    This one has the least price at which the noise is at most `limit`. Return None if no price gives such a plan.
     """
-    found = _least_priced(plans, noise, limit)
+    found = _cheapest_within(plans, noise, limit)
     if found is None:
         return None
     price, plan = found
@@ -277,7 +287,7 @@ def _quieter(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -
     return quietest
 
 
-def _least_priced(
+def _cheapest_within(
     plan_at: Callable[[float], Plan], noise: Callable[[Plan], float], limit: float
 ) -> tuple[float, Plan] | None:
     """Return the least price at which the noise of the plan is at most `limit`, and the plan; None if there is none."""
@@ -295,7 +305,7 @@ def _least_priced(
     return most, best
 
 
-def _made(
+def _build_candidate(
     job: Job, ranges: TensorRanges, write: Callable[[Plan], Candidate], trial: Trial, evidence: Evidence, plan: Plan
 ) -> Candidate:
     """Return the model of a plan with corrections; its placement is that of the trial, with what that missed."""
