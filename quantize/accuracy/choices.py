@@ -15,6 +15,9 @@ CHOOSES = SELECTS | {"ArgMax", "ArgMin", "Equal"}
 LAYERS = frozenset({"LSTM", "GRU", "RNN", "Einsum", "If", "Loop", "Scan"})
 """Operators that compute new quantities, beside the products of `OPS`."""
 
+INTO = " (into "
+"""In the label of a tensor that is compared in place of an output, between its name and the operator that reads it."""
+
 BEFORE_LAYERS = " before layers"
 """In the label of a tensor: layers read what is chosen by it, and both models were given the same choice."""
 
@@ -29,6 +32,21 @@ PREFIX = "requant.float/"
 
 Reader: TypeAlias = tuple[str | None, int, str]
 """The name of a node, the index of its input, and a label for the tensor."""
+
+
+def into(operator: str, where: str = "") -> str:
+    """Return the end of the label of a tensor that an operator reads: `` (into TopK)``.
+
+    Args:
+        operator: The operator.
+        where: `BEFORE_LAYERS`, or nothing.
+    """
+    return f"{INTO}{operator}{where})"
+
+
+def is_replacement(label: str) -> bool:
+    """Whether what was compared is a tensor in place of an output, from its label."""
+    return INTO in label
 
 
 def is_layer(node: ir.Node) -> bool:

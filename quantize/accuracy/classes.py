@@ -34,8 +34,6 @@ UNIT = 1e-3
 """Rows whose length differs from 1 by at most this are normalised: directions, not scores."""
 FEWEST = 16
 """The least number of items from which a drop is predicted."""
-INTO_CHOICE = " (into ArgMax)"
-"""The end of the label of scores that are compared in place of the classes chosen from them."""
 ROWS = 2
 """The rank of scores that are a row for each item."""
 ONE_CLASS = 0.98

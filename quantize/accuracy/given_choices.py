@@ -15,7 +15,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ...transforms.graph import nodes_by_name
 from ...transforms.inference import inferred
-from .choices import BEFORE_LAYERS, PREFIX, Reader, chooses, computed_inputs, is_layer, was_given
+from .choices import BEFORE_LAYERS, PREFIX, Reader, chooses, computed_inputs, into, is_layer, was_given
 
 GIVEN = frozenset({"TopK", "ArgMax", "ArgMin", "Equal", "NonMaxSuppression"})
 """Operators whose choice is indices, or true and false: another model can take it over."""
@@ -50,7 +50,7 @@ def readers_of(model: ir.Model, names: Collection[str]) -> list[Reader]:
     """Return the float tensors by which nodes choose what layers read."""
     known = inferred(model) if names else {}
     return [
-        (node.name, index, f"{value.name} (into {node.op_type}{BEFORE_LAYERS})")
+        (node.name, index, f"{value.name}{into(node.op_type, BEFORE_LAYERS)}")
         for node in model.graph
         if node.name in names
         for index, value in computed_inputs(node, known)

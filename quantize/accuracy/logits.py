@@ -14,11 +14,11 @@ import onnx_ir as ir
 
 from ...transforms.graph import is_standard, plain_shape
 from ...transforms.int8.ops import MOVES
-from .choices import Reader
+from .choices import Reader, into
 from .classes import SEQUENCE
 from .outputs import Accuracy
 
-INTO = " (into Softmax)"
+INTO_SOFTMAX = into("Softmax")
 """The end of the label of logits that are compared in place of probabilities."""
 
 
@@ -38,11 +38,11 @@ def logits_of(model: ir.Model) -> dict[str, Reader]:
         if not is_standard(node, "Softmax") or node.inputs[0] is None:
             continue
         if shape is None or len(shape) <= SEQUENCE:
-            found[str(output.name)] = (node.name, 0, f"{node.inputs[0].name}{INTO}")
+            found[str(output.name)] = (node.name, 0, f"{node.inputs[0].name}{INTO_SOFTMAX}")
     return found
 
 
-def in_their_place(accuracy: Accuracy, logits: Mapping[str, str], compared: Accuracy) -> Accuracy:
+def with_logits(accuracy: Accuracy, logits: Mapping[str, str], compared: Accuracy) -> Accuracy:
     """Return a comparison with the SQNR of logits in place of that of saturated probabilities.
 
     Args:

@@ -19,7 +19,8 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
-from .classes import INTO_CHOICE, Array, Interval, Outputs, Tally, Z, is_float
+from .choices import into
+from .classes import Array, Interval, Outputs, Tally, Z, is_float
 from .halves import Halves
 from .labels import check_classes, whole
 from .parts import Rows
@@ -33,6 +34,8 @@ Run = Callable[[Mapping[str, Array]], Outputs]
 Watch = Callable[[Outputs, Outputs, Sample], None]
 
 
+INTO_ARGMAX = into("ArgMax")
+"""The end of the label of scores that are compared in place of the classes chosen from them."""
 LARGE_BITS = 900
 LARGE = 2.0**LARGE_BITS  # a larger sum of binomial coefficients is scaled
 
@@ -264,7 +267,7 @@ class _Sums:
         """Return the SQNR of quiet parts; quiet classes are no part."""
         classes = self.classes.heads if self.classes.known else ()
         probable = self.terms.probabilities
-        others = (name for name in self.rows if name not in classes and not name.endswith(INTO_CHOICE))
+        others = (name for name in self.rows if name not in classes and not name.endswith(INTO_ARGMAX))
         parts = {name: self.rows[name].quiet(FAINT**2 if name in probable else 0.0) for name in others}
         return {name: (part.where, decibels(part.signal, part.noise)) for name, part in parts.items() if part}
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ...system.printable import number_of
 from .classes import FEWEST
-from .logits import INTO
+from .logits import INTO_SOFTMAX
 from .outputs import Accuracy
 from .selected_outputs import holds_scores, worst_place
 from .sqnr import decibels_text, finite
@@ -122,7 +122,7 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
 
 def _of_classes(accuracy: Accuracy) -> set[str]:
     """Return the compared tensors that hold the scores per class: the output, or logits in its place."""
-    logits = (name for name in accuracy.sqnr_db if accuracy.saturated and name.endswith(INTO))
+    logits = (name for name in accuracy.sqnr_db if accuracy.saturated and name.endswith(INTO_SOFTMAX))
     return {accuracy.class_output, *logits}
 
 

@@ -17,7 +17,9 @@ from .choices import (
     Reader,
     chooses,
     computed_inputs,
+    into,
     is_layer,
+    is_replacement,
 )
 from .given_choices import given_choices, layered_choices, outputs_behind, readers_of
 from .outputs import Accuracy
@@ -32,7 +34,7 @@ SAME_SCORES = frozenset({"ReduceMax", "Sigmoid", "Reshape", "Flatten", "Transpos
 """Operators whose result holds the scores, or the best ones, of their input."""
 
 
-def unlike(accuracy: Accuracy) -> list[str]:
+def outputs_without_signal(accuracy: Accuracy) -> list[str]:
     """Return the outputs without any signal left, for instance because their lengths differ."""
     return [name for name, value in accuracy.sqnr_db.items() if value == -math.inf]
 
@@ -43,7 +45,7 @@ def selected_from(model: ir.Model) -> list[Reader]:
         return []
     known = inferred(model)
     return [
-        (node.name, index, f"{value.name} (into {node.op_type})")
+        (node.name, index, f"{value.name}{into(node.op_type)}")
         for node in model.graph
         if node.op_type in SELECTS and not node.domain
         for index, value in computed_inputs(node, known)
@@ -79,11 +81,11 @@ def chosen_outputs(model: ir.Model, given: Collection[str] = ()) -> dict[str, tu
         last = output.producer()
         if output in chosen and last is not None:
             behind = {v.name: (node.name, i, ranks.get(v, node.op_type)) for node, i, v in _behind(last, chosen, known)}
-            found[str(output.name)] = tuple((node, i, f"{name} (into {op})") for name, (node, i, op) in behind.items())
+            found[str(output.name)] = tuple((node, i, f"{name}{into(op)}") for name, (node, i, op) in behind.items())
     return {name: readers for name, readers in found.items() if readers}
 
 
-def in_place_of(
+def replacements_for(
     model: ir.Model,
     lost: Collection[str],
     reshaped: Collection[str] = (),
@@ -106,8 +108,8 @@ def in_place_of(
         given, behind, integers = [], set(), ()
     chosen = chosen_outputs(model, given) if lost else {}
     every = tuple(selected_from(model)) if reshaped else ()
-    apart = {name: every for name in reshaped if name not in behind}
-    return apart | {name: chosen[name] for name in (*lost, *integers) if name in chosen}, given
+    replacements = {name: every for name in reshaped if name not in behind}
+    return replacements | {name: chosen[name] for name in (*lost, *integers) if name in chosen}, given
 
 
 def compared_readers(model: ir.Model, compared: Collection[str]) -> list[Reader]:
@@ -121,13 +123,13 @@ def compared_readers(model: ir.Model, compared: Collection[str]) -> list[Reader]
 
 def holds_scores(label: str) -> bool:
     """Whether a tensor that is compared in place of an output holds the scores of a detector, from its label."""
-    return label.endswith(tuple(f" (into {op}{where})" for op in RANKS for where in ("", BEFORE_LAYERS)))
+    return label.endswith(tuple(into(op, where) for op in RANKS for where in ("", BEFORE_LAYERS)))
 
 
 def worst_place(sqnr_db: Mapping[str, float]) -> str:
     """Return where the SQNR is worst: one of several outputs by name, or what is compared in its place by its label."""
     worst = min(sqnr_db, key=sqnr_db.__getitem__, default="")
-    return one_line(worst, NAME) if " (into " in worst or len(sqnr_db) > 1 else "the output"
+    return one_line(worst, NAME) if is_replacement(worst) or len(sqnr_db) > 1 else "the output"
 
 
 def replaced_notes(model: ir.Model, accuracy: Accuracy) -> Iterator[str]:
@@ -138,7 +140,7 @@ def replaced_notes(model: ir.Model, accuracy: Accuracy) -> Iterator[str]:
         accuracy: The comparison.
     """
     chosen = chosen_outputs(model) if accuracy.replaced else {}
-    compared = [label for label in accuracy.sqnr_db if " (into " in label]
+    compared = [label for label in accuracy.sqnr_db if is_replacement(label)]
     for name, own in accuracy.replaced.items():
         labels = [label for _, _, label in chosen.get(name, ()) if label in compared] or compared
         told = ", ".join(one_line(label, NAME) for label in labels[:SHOWN])
@@ -178,13 +180,13 @@ def _behind(
                 yield node, index, value
 
 
-def shows(model: ir.Model, sources: Iterable[Reader]) -> bool:
+def has_readers(model: ir.Model, sources: Iterable[Reader]) -> bool:
     """Whether an INT8 model still has some nodes that read tensors: a native operator may have taken their place."""
     nodes = {node.name: node for node in model.graph}
     return all(name in nodes and index < len(nodes[name].inputs) for name, index, _ in sources)
 
 
-def showing(model: ir.Model, sources: Iterable[Reader], outputs: Collection[str]) -> ir.Model:
+def with_tensors_as_outputs(model: ir.Model, sources: Iterable[Reader], outputs: Collection[str]) -> ir.Model:
     """Return a copy of a model in which inputs of nodes replace some outputs.
 
     Args:

@@ -14,7 +14,7 @@ from ...system.printable import number_of
 from ..model.files import size_text
 from ..runtime.timing import Latency
 from .drop import Versus
-from .logits import INTO
+from .logits import INTO_SOFTMAX
 from .outputs import Accuracy, Labelled
 from .promise import HIDDEN, LEAST_DB, Promise, hidden_outputs, is_sure
 from .selected_outputs import worst_place
@@ -135,7 +135,7 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
 
 def _behind(accuracy: Accuracy) -> str:
     """Return what stands behind the classes of saturated probabilities: the SQNR of their logits, where it is known."""
-    logits = {name: value for name, value in accuracy.sqnr_db.items() if name.endswith(INTO)}
+    logits = {name: value for name, value in accuracy.sqnr_db.items() if name.endswith(INTO_SOFTMAX)}
     if not accuracy.saturated:
         return ""
     if not logits:

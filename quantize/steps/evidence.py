@@ -21,7 +21,7 @@ from ...transforms.int8.recurrent import STATES, keeps_input
 from ..accuracy.given_choices import given_choices, with_choices
 from ..accuracy.logits import logits_of
 from ..accuracy.outputs import Accuracy
-from ..accuracy.selected_outputs import compared_readers, showing
+from ..accuracy.selected_outputs import compared_readers, with_tensors_as_outputs
 from ..job import Candidate, Evidence, Job
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.facts import Facts
@@ -38,9 +38,7 @@ from .ranges import TensorRanges
 
 TRIAL_SAMPLES = 4  # samples of each trial
 TICK = 1e-6  # seconds: the least time of a run, because the CPU clock may not have moved
-RETRY_SECONDS = (
-    300.0  # seconds, by built-in costs, for trials of a model that misses the promise; longer trials are left out
-)
+RETRY_SECONDS = 300.0  # by built-in costs, for trials of a model that misses the promise; longer trials are left out
 TRIED_FOR = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
 """The noise of a form that is not tried is that of this form: the range of a row is at most that of its tensor.
 
@@ -296,11 +294,13 @@ def _comparable(model: ir.Model, accuracy: Accuracy) -> Iterator[ir.Model]:
     compared = accuracy.sqnr_db
     sources = compared_readers(model, compared)
     logits = {name: each for name, each in logits_of(model).items() if name in compared or each[-1] in compared}
-    unlike = [str(each.name) for each in model.graph.outputs if each.name not in compared and each.name not in logits]
+    incomparable = [
+        str(each.name) for each in model.graph.outputs if each.name not in compared and each.name not in logits
+    ]
     given = with_choices(model, model, given_choices(model, compared))
-    for apart in (logits, {}) if logits else ({},):
-        shown = {label: (name, index, label) for name, index, label in (*sources, *apart.values())}.values()
-        judged = showing(given, shown, {*unlike, *apart}) if shown else given
+    for replacements in (logits, {}) if logits else ({},):
+        shown = {label: (name, index, label) for name, index, label in (*sources, *replacements.values())}.values()
+        judged = with_tensors_as_outputs(given, shown, {*incomparable, *replacements}) if shown else given
         if shown:
             RemoveUnusedNodesPass()(judged)
         yield judged

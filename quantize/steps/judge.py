@@ -16,12 +16,18 @@ from ..accuracy.choices import Reader
 from ..accuracy.classes import open_rows
 from ..accuracy.given_choices import readers_of, with_choices
 from ..accuracy.halves import sigmoid_outputs
-from ..accuracy.logits import in_their_place, logits_of
+from ..accuracy.logits import logits_of, with_logits
 from ..accuracy.outputs import Accuracy, of_fixed_classes, of_sigmoids
 from ..accuracy.pair import Model, judge_pair, time_models
 from ..accuracy.probabilities import probability_outputs
 from ..accuracy.promise import LEAST_DB, Promise, amplitude, promise
-from ..accuracy.selected_outputs import chosen_outputs, in_place_of, showing, shows, unlike
+from ..accuracy.selected_outputs import (
+    chosen_outputs,
+    has_readers,
+    outputs_without_signal,
+    replacements_for,
+    with_tensors_as_outputs,
+)
 from ..accuracy.terms import Terms
 from ..job import Candidate, Job, Trial
 from ..model.files import serialize
@@ -65,7 +71,7 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     total, terms = samples.length, Terms("skip", probability_outputs(job.simple))
 
     def compare(before: Sessions, after: Sessions) -> Accuracy:
-        told = partial(_tell, job, total)
+        told = partial(_report_compared, job, total)
         told(0)  # the first sample waits for the sessions
         return judge_pair(before, after, samples, told, weights=job.weights, terms=terms)
 
@@ -143,25 +149,25 @@ def with_selected_outputs(
     outputs = [each for each in job.simple.graph.outputs if str(each.name) not in carried]
     integers = [str(each.name) for each in outputs if each.dtype is not None and each.dtype.is_integer()]
     chosen = chosen_outputs(job.simple)
-    apart = {name: chosen[name] for name in integers if name in chosen}
-    accuracy = _showing(job, candidate, compare, apart)
+    replacements = {name: chosen[name] for name in integers if name in chosen}
+    accuracy = _compare_replacements(job, candidate, compare, replacements)
     if accuracy is None:
-        apart, accuracy = {}, compare(job.opened, candidate.sessions)
+        replacements, accuracy = {}, compare(job.opened, candidate.sessions)
     lost = {name for name in accuracy.sqnr_db if accuracy.least_db(name) < LEAST_DB} - carried
-    gone, small = lost.intersection(unlike(accuracy)), not job.weights.large
-    more, given = in_place_of(job.simple, lost, gone, integers, gives=small)
-    found = _showing(job, candidate, compare, {**apart, **more}, given) if more or given else None
+    gone, small = lost.intersection(outputs_without_signal(accuracy)), not job.weights.large
+    more, given = replacements_for(job.simple, lost, gone, integers, gives=small)
+    found = _compare_replacements(job, candidate, compare, {**replacements, **more}, given) if more or given else None
     if found is not None:
-        apart = {**apart, **more}
-    own = {name: accuracy.sqnr_db.get(name, math.nan) for name in apart}
+        replacements = {**replacements, **more}
+    own = {name: accuracy.sqnr_db.get(name, math.nan) for name in replacements}
     return replace(found or accuracy, replaced=own)
 
 
-def _showing(
+def _compare_replacements(
     job: Job,
     candidate: Candidate,
     compare: Callable[[Sessions, Sessions], Accuracy],
-    apart: Mapping[str, Sequence[Reader]],
+    replacements: Mapping[str, Sequence[Reader]],
     given: Sequence[str] = (),
 ) -> Accuracy | None:
     """Compare two models with tensors in place of some outputs; None without any, or if the INT8 model lacks them.
@@ -170,15 +176,15 @@ def _showing(
         job: The job.
         candidate: The INT8 model.
         compare: As for `with_selected_outputs`.
-        apart: By output, the tensors that are compared in its place.
+        replacements: By output, the tensors that are compared in its place.
         given: The nodes whose choice the INT8 model takes from the float model.
     """
-    readers = (*readers_of(job.simple, given), *(reader for found in apart.values() for reader in found))
+    readers = (*readers_of(job.simple, given), *(reader for found in replacements.values() for reader in found))
     sources = {label: (name, index, label) for name, index, label in readers}.values()
-    if not sources or not shows(candidate.model, sources):
+    if not sources or not has_readers(candidate.model, sources):
         return None
     models = (job.simple, with_choices(candidate.model, job.simple, given))
-    before, after = (serialize(showing(model, sources, apart), job.folder) for model in models)
+    before, after = (serialize(with_tensors_as_outputs(model, sources, replacements), job.folder) for model in models)
     with suppress(RequantError):  # a tensor may be of bytes in the INT8 model
         return compare(Sessions(before), Sessions(after, runtime=job.runtime))
     return None
@@ -197,14 +203,16 @@ def _with_logits(
     """
     hidden = accuracy.saturated.intersection(accuracy.sqnr_db)
     logits = logits_of(job.simple) if hidden else {}
-    readers = {name: [logits[name]] for name in hidden if name in logits and shows(candidate.model, [logits[name]])}
-    found = _showing(job, candidate, compare, readers)
+    readers = {
+        name: [logits[name]] for name in hidden if name in logits and has_readers(candidate.model, [logits[name]])
+    }
+    found = _compare_replacements(job, candidate, compare, readers)
     if found is None:
         return accuracy
-    return in_their_place(accuracy, {name: label for name, ((_, _, label),) in readers.items()}, found)
+    return with_logits(accuracy, {name: label for name, ((_, _, label),) in readers.items()}, found)
 
 
-def _tell(job: Job, total: int | None, done: int) -> None:
+def _report_compared(job: Job, total: int | None, done: int) -> None:
     """Report the progress of the comparison."""
     job.progress("compare", done, total)
 

@@ -31,7 +31,7 @@ from ..accuracy.choices import GIVEN_NOTE, Reader
 from ..accuracy.given_choices import layered_choices, readers_of, with_choices
 from ..accuracy.probabilities import probability_outputs
 from ..accuracy.promise import LEAST_DB
-from ..accuracy.selected_outputs import chosen_outputs, in_place_of, selected_from, showing
+from ..accuracy.selected_outputs import chosen_outputs, replacements_for, selected_from, with_tensors_as_outputs
 from ..accuracy.sqnr import decibels
 from ..job import Evidence, Job
 from ..model.files import staging
@@ -370,22 +370,29 @@ def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Sw
         notes = []
     opened = partial(switchboard, optimize=not job.model_qparams, folder=job.folder)
     board = opened(job.simple, plan, qparams, constants)
-    apart, given = _apart(job, board, samples)
-    readers = [*readers_of(job.simple, given), *(reader for found in apart.values() for reader in found)]
-    if apart:
-        notes.append(f"what {', '.join(map(repr, apart))} are selected from is compared instead")
+    replacements, given = _replacements(job, board, samples)
+    readers = [*readers_of(job.simple, given), *(reader for found in replacements.values() for reader in found)]
+    if replacements:
+        notes.append(f"what {', '.join(map(repr, replacements))} are selected from is compared instead")
     if given:
         notes.append(GIVEN_NOTE)
     if readers:
         model = with_choices(job.simple, job.simple, given)
-        board = opened(showing(model, {each[-1]: each for each in readers}.values(), apart), plan, qparams, constants)
+        board = opened(
+            with_tensors_as_outputs(model, {each[-1]: each for each in readers}.values(), replacements),
+            plan,
+            qparams,
+            constants,
+        )
     if not board.outputs:
         raise RequantError(f"{job.path}: has no float output to compare")
     return board, notes
 
 
-def _apart(job: Job, board: Switchboard, samples: Sequence[Sample]) -> tuple[dict[str, tuple[Reader, ...]], list[str]]:
-    """Return what is compared in place of outputs, and the nodes whose choice is taken from float; see `in_place_of`.
+def _replacements(
+    job: Job, board: Switchboard, samples: Sequence[Sample]
+) -> tuple[dict[str, tuple[Reader, ...]], list[str]]:
+    """Return what `replacements_for` returns: tensors by the output that they replace, and nodes whose choice is given.
 
     Outputs count whose shape differs between samples of one shape, or between float and integers, and those that seem
     to lose too much because of their order.
@@ -408,10 +415,10 @@ def _apart(job: Job, board: Switchboard, samples: Sequence[Sample]) -> tuple[dic
             shapes.setdefault((name, fed), set()).add(value.shape)
     (powers,) = noises(board, [board.everything], samples, probabilities=probability_outputs(model))
     found = {name: decibels(*sums) for name, sums in powers.items()}
-    unlike = {str(name) for (name, _), lengths in shapes.items() if len(lengths) > 1}
-    unlike |= {name for name, value in found.items() if value == -math.inf}
-    lost = unlike | {name for name, value in found.items() if value < LEAST_DB}
-    return in_place_of(model, lost, unlike, gives=not job.weights.large)
+    reshaped = {str(name) for (name, _), lengths in shapes.items() if len(lengths) > 1}
+    reshaped |= {name for name, value in found.items() if value == -math.inf}
+    lost = reshaped | {name for name, value in found.items() if value < LEAST_DB}
+    return replacements_for(model, lost, reshaped, gives=not job.weights.large)
 
 
 def _plan(job: Job, found: TensorRanges) -> Plan:

@@ -22,7 +22,7 @@ from requant.quantize.accuracy.given_choices import (
     readers_of,
     with_choices,
 )
-from requant.quantize.accuracy.selected_outputs import chosen_outputs, compared_readers, holds_scores, in_place_of
+from requant.quantize.accuracy.selected_outputs import chosen_outputs, compared_readers, holds_scores, replacements_for
 from requant.quantize.tools.sensitivity import measure_sensitivity
 
 PLACES, BEST, WIDTH = 64, 16, 16
@@ -121,14 +121,14 @@ def test_nothing_is_given_where_no_layer_reads_a_choice() -> None:
     text = DETECTOR[: DETECTOR.index("[decode]")].replace("=> (float[1,16,16] y)", "=> (float[1,16,16] q)") + "}"
     model = ir.serde.deserialize_model(built(text))
     assert layered_choices(model) == []
-    assert in_place_of(model, ["q"])[1] == []
+    assert replacements_for(model, ["q"])[1] == []
     assert with_choices(model, model, []) is model
     assert [*chosen_outputs(model)] == ["q"]
 
 
 def test_labels_tell_what_was_given() -> None:
     model = ir.serde.deserialize_model(built(RANKED))
-    apart, given = in_place_of(model, ["z"])
+    apart, given = replacements_for(model, ["z"])
     assert given == ["top"]
     labels = [label for *_, label in (*readers_of(model, given), *apart["z"])]
     assert labels[0] == f"m (into TopK{BEFORE_LAYERS})"

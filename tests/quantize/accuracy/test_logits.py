@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 from requant.calibration.samples import Sample
 from requant.quantize import compare_models, quantize_model
-from requant.quantize.accuracy.logits import in_their_place, logits_of
+from requant.quantize.accuracy.logits import logits_of, with_logits
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, accuracy_json, compare_outputs
 from requant.quantize.accuracy.promise import hidden_outputs, promise
 from requant.quantize.accuracy.samples import WorstSample
@@ -95,14 +95,12 @@ def test_a_flipped_answer_misses_the_promise() -> None:
     assert not promise(found).kept
     assert answers_lost(found, "data") == "1 of 16 answers changed, probabilities all 0 or 1 (data)"
     label = "l (into Softmax)"
-    logits = in_their_place(found, {"y": label}, Accuracy(16, None, {label: 30.0}, low_db={label: 29.0}))
+    logits = with_logits(found, {"y": label}, Accuracy(16, None, {label: 30.0}, low_db={label: 29.0}))
     assert (promise(logits).judge, promise(logits).kept) == ("class scores", False)  # logits hide no changed answer
 
 
 def test_few_labels_judge_no_saturated_probabilities_and_many_do() -> None:
-    logits = in_their_place(
-        compared(1.0, 16), {"y": "l (into Softmax)"}, Accuracy(16, None, {"l (into Softmax)": 18.0})
-    )
+    logits = with_logits(compared(1.0, 16), {"y": "l (into Softmax)"}, Accuracy(16, None, {"l (into Softmax)": 18.0}))
     few = promise(replace(logits, labelled=Labelled(16, 16, 16, 0, 0)))
     assert (few.judge, few.kept) == ("SQNR", False)
     many = promise(replace(logits, labelled=Labelled(20000, 19000, 18995, 30, 25)))
@@ -113,7 +111,7 @@ def test_logits_stand_in_the_place_of_saturated_probabilities() -> None:
     label = "l (into Softmax)"
     worst = WorstSample("3", label, 19.0)
     other = Accuracy(16, None, {label: 25.0, "z": 3.0}, low_db={label: 23.0}, worst_sample=worst)
-    found = in_their_place(compared(1.0, 16, other=True), {"y": label}, other)
+    found = with_logits(compared(1.0, 16, other=True), {"y": label}, other)
     assert found.sqnr_db == {label: 25.0, "z": math.inf}
     assert (found.least_db(label), found.worst_sample, found.class_output) == (23.0, worst, "y")
     assert promise(found).text == f"25.0 dB at {label}, at least 23.0 dB with 95 % confidence, 20 dB are needed"
@@ -148,7 +146,7 @@ def test_the_logits_of_a_saturated_classifier_judge(
 ) -> None:
     model, data = saturating(tmp_path, 1e4)
     if not reachable:
-        monkeypatch.setattr(judging, "shows", lambda *_: False)
+        monkeypatch.setattr(judging, "has_readers", lambda *_: False)
     result = quantize_model(model, data, tmp_path / "out.onnx")
     (told,) = result.accuracy.sqnr_db.items()
     assert result.int8_nodes

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from requant.quantize import Options, Result, compare_models, quantize_model
 from requant.quantize.accuracy.outputs import Accuracy
-from requant.quantize.accuracy.selected_outputs import chosen_outputs, compared_readers, replaced_notes, shows
+from requant.quantize.accuracy.selected_outputs import chosen_outputs, compared_readers, has_readers, replaced_notes
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 BOXES = """
@@ -104,8 +104,8 @@ def test_what_an_output_is_chosen_from(text: str, expected: dict[str, set[str]])
     found = chosen_outputs(model)
     assert {name: {label for *_, label in readers} for name, readers in found.items()} == expected
     readers = [reader for each in found.values() for reader in each]
-    assert shows(model, readers)
-    assert not shows(model, [("gone", 0, "x (into gone)")])
+    assert has_readers(model, readers)
+    assert not has_readers(model, [("gone", 0, "x (into gone)")])
     labels = [label for *_, label in readers]
     assert {label for *_, label in compared_readers(model, labels)} == set(labels)
 
