@@ -23,7 +23,7 @@ from ...system.given import check_kind
 from ...transforms.int8.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data
 from ..accuracy.frontier import Frontier, Point
-from ..accuracy.metrics import Metric, Reference, can_leave, fitted, of_probabilities, score, score_with
+from ..accuracy.metrics import Metric, Reference, can_distribute, fitted, of_probabilities, score, score_with
 from ..accuracy.pair import time_models
 from ..accuracy.probabilities import probability_outputs
 from ..job import Candidate, Evidence, Job, Placement
@@ -272,7 +272,7 @@ def _measured(walk: _Walk, candidate: Candidate) -> tuple[float, float]:
 def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) -> float:
     """Return the score of a model, computed by the chosen executor."""
     execution, metric = job.options.execution, reference.metric
-    if can_leave(execution, metric, source):
+    if can_distribute(execution, metric, source):
         found = score_with(
             execution, metric, model, source, reference=job.reference, progress=job.progress, runtime=job.runtime
         )

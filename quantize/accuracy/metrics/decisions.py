@@ -7,7 +7,7 @@ import numpy as np
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, class_scores, predictions
 from ..labels import check_classes, whole
-from .items import Items, fits, floats, spread, unlike
+from .items import Items, fits, floats, items_of_entries, no_fitting_output
 
 
 def confusions(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
@@ -26,7 +26,7 @@ def confusions(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
         return _by_class(found, labels.reshape(found.shape), scores.shape[-1], sample)
     value = next((value for value in floats(outputs) if fits(labels.shape, value.shape)), None)
     if value is None:
-        raise unlike(sample, outputs, "label")
+        raise no_fitting_output(sample, outputs, "label")
     if labels.size and labels.max() > 1:
         raise DataError(f"{sample.where}: label {int(labels.max())}, but one label per score must be 0 or 1")
     return _by_score(value, labels.reshape(value.shape))
@@ -42,7 +42,7 @@ def _by_class(found: Array, labels: Array, count: int, sample: Sample) -> Items:
         both = np.bincount(truth, minlength=count) + np.bincount(guess[guess >= 0], minlength=count)
         counts = np.stack([common, both, common, both], axis=1)
         rows.append(np.append(0, counts[1:] if count == 2 else counts))
-    return spread(np.asarray(rows, np.float64), len(rows))
+    return items_of_entries(np.asarray(rows, np.float64), len(rows))
 
 
 def _by_score(scores: Array, labels: Array) -> Items:
@@ -55,7 +55,7 @@ def _by_score(scores: Array, labels: Array) -> Items:
         guess = judged & (wide > threshold)  # False for NaN
         columns += [(guess & truth).sum(axis=1), guess.sum(axis=1) + truth.sum(axis=1)]
     counts = np.stack(columns, axis=-1).reshape(len(wide), -1)
-    return spread(np.hstack([outside, counts]).astype(np.float64), len(wide))
+    return items_of_entries(np.hstack([outside, counts]).astype(np.float64), len(wide))
 
 
 def mean_f1(sums: Array) -> Array:

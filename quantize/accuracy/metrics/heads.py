@@ -19,15 +19,15 @@ def heads_for(metric: Metric, outputs: Outputs) -> list[str]:
     return found if len(found) > 1 else []
 
 
-def common(heads: Sequence[Heads]) -> list[str]:
+def common_heads(heads: Sequence[Heads]) -> list[str]:
     """Return the heads that fit the labels of all parts of the data, in the order of the first part."""
     return [name for name in heads[0] if all(name in each for each in heads)] if heads else []
 
 
-def told(metric: Metric, fitting: Sequence[str]) -> str:
+def head_note(metric: Metric, fitting: Sequence[str]) -> str:
     """Return which head is judged, and how to judge another one that the labels fit.
 
-    >>> told(Metric(name="top1", value=float), ["age", "mood"])
+    >>> head_note(Metric(name="top1", value=float), ["age", "mood"])
     "top1 judges 'age'; the labels fit 'mood' too: --metric top1:FILE.py:NAME judges what your function returns"
     """
     judged, *others = fitting

@@ -37,15 +37,15 @@ class Items:
     rows: Array
 
 
-def spread(parts: Array, entries: int) -> Items:
+def items_of_entries(parts: Array, entries: int) -> Items:
     """Return items that belong in equal numbers to the entries of a batch."""
     return Items(parts, np.repeat(np.arange(entries), len(parts) // max(entries, 1)))
 
 
-def weighted(values: Array, entries: int) -> Items:
+def equal_items(values: Array, entries: int) -> Items:
     """Return items of weight 1."""
     flat = values.reshape(-1).astype(np.float64)
-    return spread(np.stack([flat, np.ones_like(flat)], axis=1), entries)
+    return items_of_entries(np.stack([flat, np.ones_like(flat)], axis=1), entries)
 
 
 # ------------------------------------------------------------------------------------------------ right or wrong
@@ -71,7 +71,7 @@ def top(outputs: Outputs, sample: Sample, _: Outputs, *, k: int) -> Items:
     first = np.arange(count) < labels[..., None]
     above = ((scores > own) | ((scores == own) & first)).sum(axis=-1)
     right = (above < k) & ~np.isnan(scores).any(axis=-1)
-    items = weighted(right, len(right))
+    items = equal_items(right, len(right))
     judged = labels.reshape(-1) >= 0
     return Items(items.parts[judged], items.rows[judged])
 
@@ -79,7 +79,7 @@ def top(outputs: Outputs, sample: Sample, _: Outputs, *, k: int) -> Items:
 def agreement(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
     """Return 1 for each top-1 class that equals the class of another model (`top_classes`), else 0."""
     expected = reference["classes"]
-    return weighted(np.asarray(predictions_like(expected, outputs) == expected), len(expected))
+    return equal_items(np.asarray(predictions_like(expected, outputs) == expected), len(expected))
 
 
 def top_classes(outputs: Outputs, sample: Sample) -> Outputs:
@@ -111,7 +111,7 @@ def noise(
         what = f"has no output {missing[0]!r}" if missing else "has no float output"
         raise RequantError(f"{sample.where}: the model {what}; sqnr needs one")
     pairs = [pair for each in output_powers(reference, outputs, probabilities).values() for pair in each]
-    return spread(np.asarray(pairs, np.float64).reshape(1, -1), 1)
+    return items_of_entries(np.asarray(pairs, np.float64).reshape(1, -1), 1)
 
 
 def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
@@ -140,7 +140,7 @@ def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
             targets = np.concatenate([targets[:, 1:], following], axis=1)
     check_classes(targets, logits.shape[-1], sample.where)
     rows = [_sequence(scores, labels) for scores, labels in zip(logits, targets, strict=True)]
-    return spread(np.asarray(rows, np.float64).reshape(-1, 2), len(rows))
+    return items_of_entries(np.asarray(rows, np.float64).reshape(-1, 2), len(rows))
 
 
 def _targets(sample: Sample) -> tuple[Array, bool]:
@@ -188,13 +188,13 @@ def image_noise(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     target = np.asarray(sample.label)
     images = next((value for value in numbers(outputs) if fits(target.shape, value.shape)), None)
     if images is None:
-        raise unlike(sample, outputs, "target")
+        raise no_fitting_output(sample, outputs, "target")
     peak = 1.0 if target.dtype.kind == "f" else 65535.0 if target.dtype == np.uint16 else 255.0
     difference = (images.astype(np.float64) - target.reshape(images.shape)).reshape(len(images), -1)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.square(difference).mean(axis=1) / peak**2
     error = np.where(np.isnan(error), np.inf, np.maximum(error, EXACT**2))
-    return weighted(-10 * np.log10(error), len(images))
+    return equal_items(-10 * np.log10(error), len(images))
 
 
 def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
@@ -217,7 +217,7 @@ def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
         common = np.bincount(truth[guess == truth], minlength=count)
         either = np.bincount(truth, minlength=count) + np.bincount(guess, minlength=count + 1)[:count] - common
         rows.append(np.stack([common, either], axis=1).reshape(-1))
-    return spread(np.asarray(rows, np.float64), len(rows))
+    return items_of_entries(np.asarray(rows, np.float64), len(rows))
 
 
 def _class_map(outputs: Outputs, labels: Array, sample: Sample) -> tuple[Array, int]:
@@ -234,7 +234,7 @@ def _class_map(outputs: Outputs, labels: Array, sample: Sample) -> tuple[Array, 
             if count > CLASSES:
                 raise DataError(f"{sample.where}: {count - 1} is no class of a map; at most {CLASSES} are counted")
             return value.astype(np.int64), count
-    raise unlike(sample, outputs, "label")
+    raise no_fitting_output(sample, outputs, "label")
 
 
 def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
@@ -256,7 +256,7 @@ def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
             judged = labels.reshape(-1) >= 0
             parts = np.stack([np.where(np.isnan(scores), -np.inf, scores), labels.reshape(-1)], axis=1)
             return Items(parts[judged].astype(np.float64), entries[judged])
-    raise unlike(sample, outputs, "label")
+    raise no_fitting_output(sample, outputs, "label")
 
 
 # ------------------------------------------------------------------------------------------------ labels and shapes
@@ -298,7 +298,7 @@ def numbers(outputs: Outputs) -> Iterator[Array]:
     )
 
 
-def unlike(sample: Sample, outputs: Outputs, what: str) -> RequantError:
+def no_fitting_output(sample: Sample, outputs: Outputs, what: str) -> RequantError:
     """Return the error that no output fits the label of a sample."""
     shapes = ", ".join(f"{name} {np.shape(value)}" for name, value in outputs.items()) or "none"
     return RequantError(f"{sample.where}: no output fits a {what} of shape {np.asarray(sample.label).shape}: {shapes}")

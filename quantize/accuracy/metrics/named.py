@@ -77,7 +77,7 @@ def _all_right(parts: Array) -> Array:
     return np.repeat(parts[:, 1:2], 2, axis=1)
 
 
-def _without(column: slice, value: float = 0.0) -> Callable[[Array], Array]:
+def _filling(column: slice, value: float = 0.0) -> Callable[[Array], Array]:
     """Return a function that gives some columns of contributions a value."""
     return partial(_filled, column=column, value=value)
 
@@ -89,7 +89,7 @@ def _filled(parts: Array, *, column: slice, value: float) -> Array:
     return filled
 
 
-def _either(metric: Metric, **changes: Any) -> Metric:
+def _against_labels_or_float(metric: Metric, **changes: Any) -> Metric:
     """Return a metric that compares with the float model's outputs where there are no labels."""
     return replace(metric, labels="used", unlabelled=replace(metric, labels="none", **changes))
 
@@ -105,7 +105,7 @@ def _map(name: str, about: str, at: slice) -> Metric:
         sums=False,
         uneven=True,
     )
-    return _either(metric, keep=detection.sure_boxes, perfect=detection.all_found)
+    return _against_labels_or_float(metric, keep=detection.sure_boxes, perfect=detection.all_found)
 
 
 def _rate(name: str, about: str, words: bool) -> Metric:
@@ -118,7 +118,9 @@ def _rate(name: str, about: str, words: bool) -> Metric:
         items=partial(sequences.errors, words=words),
         value=_error_rate,
     )
-    return _either(metric, keep=partial(sequences.heard, words=words), perfect=_without(np.s_[:1]))
+    return _against_labels_or_float(
+        metric, keep=partial(sequences.float_transcripts, words=words), perfect=_filling(np.s_[:1])
+    )
 
 
 def _recall(k: int) -> Metric:
@@ -128,9 +130,9 @@ def _recall(k: int) -> Metric:
         about=f"share of vectors that have one of their group among the {k} nearest",
         unit="share",
         mean=True,
-        items=vectors.searched,
+        items=vectors.retrieval_rows,
         value=_mean,
-        settle=partial(vectors.recalled, k=k),
+        settle=partial(vectors.recall_hits, k=k),
     )
 
 
@@ -173,7 +175,7 @@ METRICS: Mapping[str, Metric] = {
             labels="none",
             items=items.noise,
             value=_worst_decibels,
-            perfect=_without(np.s_[1::2]),
+            perfect=_filling(np.s_[1::2]),
         ),
         Metric(
             name="psnr",
@@ -231,7 +233,7 @@ METRICS: Mapping[str, Metric] = {
         _map("map75", "mean average precision of boxes, at an overlap of 0.75", np.s_[5:6]),
         _rate("wer", "word error rate of transcripts", words=True),
         _rate("cer", "character error rate of transcripts", words=False),
-        _either(
+        _against_labels_or_float(
             Metric(
                 name="sisdr",
                 about="mean scale-invariant signal-to-distortion ratio; without labels, to the float model's output",
@@ -241,9 +243,9 @@ METRICS: Mapping[str, Metric] = {
                 value=_mean,
             ),
             keep=signals.first_float,
-            perfect=_without(np.s_[:1], np.inf),
+            perfect=_filling(np.s_[:1], np.inf),
         ),
-        _either(
+        _against_labels_or_float(
             Metric(
                 name="mse",
                 about="mean squared error; without labels, from the float model's output",
@@ -252,7 +254,7 @@ METRICS: Mapping[str, Metric] = {
                 value=_mean,
             ),
             keep=signals.first_float,
-            perfect=_without(np.s_[:1]),
+            perfect=_filling(np.s_[:1]),
         ),
     )
 }
@@ -279,11 +281,11 @@ def metric_named(text: str, *, lower: bool = False) -> Metric:
     """
     check_kind(text, str, "a metric must be a name or FILE.py:NAME")
     base, _, rest = text.partition(":")
-    ours = _ours(base)
-    if ours is not None and (not rest or ":" in rest):
-        if lower and ours.higher_is_better:
+    built_in = _built_in(base)
+    if built_in is not None and (not rest or ":" in rest):
+        if lower and built_in.higher_is_better:
             raise RequantError(f"metric {text!r}: higher is better; lower is only for your own functions")
-        return ours if not rest else ours.decoded_by(_decoder(text, rest), text)
+        return built_in if not rest else built_in.decoded_by(_decoder(text, rest), text)
     found = named(text)
     if found is None:
         raise UnknownNameError("metric", text, (*METRICS, "FILE.py:NAME"))
@@ -304,7 +306,7 @@ def of_probabilities(metric: Metric, outputs: frozenset[str]) -> Metric:
     return replace(metric, items=partial(items.noise, probabilities=outputs), probabilities=outputs)
 
 
-def _ours(name: str) -> Metric | None:
+def _built_in(name: str) -> Metric | None:
     """Return the metric of a name: a row of `METRICS`, or ``recall@K``; None for other names."""
     if match := re.fullmatch(r"recall@([1-9][0-9]{0,5})", name):
         return METRICS.get(name) or _recall(int(match[1]))
@@ -328,16 +330,16 @@ def _decoder(text: str, name: str) -> Decoder:
         raise RequantError(f"metric {text!r}: a function is named by FILE.py:NAME or PACKAGE.MODULE:NAME")
     with failing_at(f"metric {text}"):
         _check_function(found)
-        count = _count(found.value, found.name, "a function for outputs takes (outputs) or (outputs, inputs)")
+        count = _argument_count(found.value, found.name, "a function for outputs takes (outputs) or (outputs, inputs)")
     return Decoder(found.value, found.name, count == 2, found.folder)
 
 
 def _takes_model(function: Callable[..., Any], name: str) -> bool:
     """Whether a function takes a model; else it takes outputs and labels."""
-    return _count(function, name, "a metric takes a model's path, or (outputs, labels)") == 1
+    return _argument_count(function, name, "a metric takes a model's path, or (outputs, labels)") == 1
 
 
-def _count(function: Callable[..., Any], name: str, wanted: str) -> int:
+def _argument_count(function: Callable[..., Any], name: str, wanted: str) -> int:
     """Return the number of a function's arguments: 1 or 2.
 
     Raises:

@@ -70,7 +70,7 @@ def score_with(
     """Return the same score as `score`, computed by the workers of an executor.
 
     Args:
-        execution: Has the executor (`can_leave`).
+        execution: Has the executor (`can_distribute`).
         metric: The metric.
         model: The model.
         data: The data, with labels if the metric needs them.
@@ -106,7 +106,7 @@ def score_with(
     return replace(join(scores), samples=done)
 
 
-def can_leave(execution: Execution, metric: Metric, data: Source) -> bool:
+def can_distribute(execution: Execution, metric: Metric, data: Source) -> bool:
     """Whether workers can compute a score: there is an executor, and data and metric can be opened by name.
 
     A metric whose items depend on each other needs all of them at once.

@@ -19,7 +19,7 @@ from ...runtime.progress import Progress, silent
 from ...runtime.runtimes import STOCK, LoadedModel, Runtime
 from ...runtime.session import Runner
 from ..classes import Outputs
-from .heads import Heads, common, heads_for, told
+from .heads import Heads, common_heads, head_note, heads_for
 from .named import Metric, own_value
 
 ROOM = 2**29  # bytes of the reference's outputs to keep for the next model
@@ -166,7 +166,7 @@ def _of_heads(metric: Metric, scores: Mapping[str, Score]) -> Score:
     """Return the score of the first of several heads, which tells that it is judged, with the contributions of all."""
     first = next(iter(scores.values()))
     heads = {name: (each.parts, each.rows) for name, each in scores.items() if each.parts is not None}
-    return replace(first, metric=metric, notes=(told(metric, [*heads]),), heads=heads)
+    return replace(first, metric=metric, notes=(head_note(metric, [*heads]),), heads=heads)
 
 
 def by_row(parts: Array, rows: Array) -> tuple[Array, Array]:
@@ -355,7 +355,7 @@ def _join_heads(scores: Sequence[Score]) -> Score:
     Raises:
         RequantError: The labels of all pieces together fit no head.
     """
-    metric, names = scores[0].metric, common([each.heads for each in scores])
+    metric, names = scores[0].metric, common_heads([each.heads for each in scores])
     if not names:
         raise RequantError(f"{metric.name}: no output has classes that fit the labels of all samples")
     joined = {}

@@ -11,7 +11,7 @@ from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, is_float
 from ..labels import whole
 from ..transcripts import batch_first, blank_of, collapsed
-from .items import Items, spread
+from .items import Items, items_of_entries
 
 
 def errors(outputs: Outputs, sample: Sample, reference: Outputs, *, words: bool) -> Items:
@@ -35,7 +35,7 @@ def errors(outputs: Outputs, sample: Sample, reference: Outputs, *, words: bool)
     if any(one.dtype.kind != two.dtype.kind for one, two in zip(found, expected, strict=True)):
         raise DataError(f"{sample.where}: the sequences are texts, but the labels are tokens; decode to tokens")
     rows = [(edits(one, two), len(two)) for one, two in zip(found, expected, strict=True)]
-    return spread(np.asarray(rows, np.float64).reshape(-1, 2), len(rows))
+    return items_of_entries(np.asarray(rows, np.float64).reshape(-1, 2), len(rows))
 
 
 def _labels(sample: Sample) -> list[Array]:
@@ -88,6 +88,6 @@ def edits(one: Sequence[object] | Array, two: Sequence[object] | Array) -> int:
     return int(row[-1])
 
 
-def heard(outputs: Outputs, sample: Sample, *, words: bool) -> Outputs:
+def float_transcripts(outputs: Outputs, sample: Sample, *, words: bool) -> Outputs:
     """Return the transcripts of the float model, by position."""
     return {str(index): row for index, row in enumerate(transcripts(outputs, sample, words=words))}

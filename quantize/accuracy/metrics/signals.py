@@ -9,7 +9,7 @@ import numpy as np
 from .... import RequantError
 from ....calibration.samples import Sample
 from ..classes import Array, Outputs, is_float
-from .items import EXACT, Items, fits, numbers, spread, unlike, weighted
+from .items import EXACT, Items, equal_items, fits, items_of_entries, no_fitting_output, numbers
 
 CLEAN = -20 * math.log10(EXACT)
 """The ratio of a signal that equals its target, in dB: the distortion is half a unit of float32 everywhere."""
@@ -43,7 +43,7 @@ def _pair(outputs: Outputs, sample: Sample, reference: Outputs) -> tuple[Array, 
         target = np.asarray(sample.label)
         found = next((value for value in numbers(outputs) if fits(target.shape, value.shape)), None)
         if found is None:
-            raise unlike(sample, outputs, "target")
+            raise no_fitting_output(sample, outputs, "target")
     return found.astype(np.float64), target.reshape(found.shape).astype(np.float64)
 
 
@@ -69,7 +69,7 @@ def distortions(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
         shares = [np.square(value).sum(axis=1) for value in (scaled, scaled - found)]
         ratio = 10 * np.log10(shares[0] / shares[1])
     ratio = np.where(shares[1] == 0, np.where(shares[0] > 0, CLEAN, -CLEAN), np.clip(ratio, -CLEAN, CLEAN))
-    items = weighted(np.where(np.isfinite(found).all(axis=1), ratio, -np.inf), entries)
+    items = equal_items(np.where(np.isfinite(found).all(axis=1), ratio, -np.inf), entries)
     return Items(items.parts[heard], items.rows[heard])
 
 
@@ -83,4 +83,4 @@ def squared_errors(outputs: Outputs, sample: Sample, reference: Outputs) -> Item
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.square(found - target).sum(axis=1)
     error = np.where(np.isnan(error), np.inf, error)
-    return spread(np.stack([error, np.full(len(error), float(found.shape[1]))], axis=1), len(error))
+    return items_of_entries(np.stack([error, np.full(len(error), float(found.shape[1]))], axis=1), len(error))

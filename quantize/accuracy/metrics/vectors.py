@@ -8,7 +8,7 @@ from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs
 from ..labels import whole
-from .items import CHUNK, Items, floats, spread, weighted
+from .items import CHUNK, Items, equal_items, floats, items_of_entries
 
 NO_VECTOR = -2.0
 """The similarity to a vector with NaN: below that of any other vector."""
@@ -51,7 +51,7 @@ def cosines(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
         lengths = [np.linalg.norm(each, axis=-1) for each in (one, two)]
         cosine = (_unit(one) * _unit(two)).sum(axis=-1)
     cosine = np.where((lengths[0] == 0) & (lengths[1] == 0), 1.0, np.clip(cosine, -1.0, 1.0))
-    return weighted(np.where(np.isnan(cosine), -1.0, cosine), len(one))
+    return equal_items(np.where(np.isnan(cosine), -1.0, cosine), len(one))
 
 
 def _unit(values: Array) -> Array:
@@ -60,7 +60,7 @@ def _unit(values: Array) -> Array:
     return np.asarray(values / np.where(length == 0, 1.0, length))
 
 
-def searched(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
+def retrieval_rows(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     """Return, for each entry: its group, whether it is a query, whether it is searched, and its vector of length 1.
 
     The labels are the groups (N,), or (N, 2): the group, and 0 for an entry that is only a query or 1 for one that is
@@ -84,10 +84,10 @@ def searched(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
         raise DataError(f"{sample.where}: the second column of labels must be 0 (a query) or 1 (searched)")
     asks = (table[:, :1] >= 0) & (sides != 1)
     with np.errstate(invalid="ignore", over="ignore"):
-        return spread(np.hstack([table[:, :1], asks, sides != 0, _unit(found)]).astype(np.float64), n)
+        return items_of_entries(np.hstack([table[:, :1], asks, sides != 0, _unit(found)]).astype(np.float64), n)
 
 
-def recalled(parts: Array, *, k: int) -> Array:
+def recall_hits(parts: Array, *, k: int) -> Array:
     """Return, for each query, 1 if one of its group is among the `k` nearest vectors by cosine, else 0; and weights.
 
     Recall@K of Jegou, Douze and Schmid, "Product quantization for nearest neighbor search", IEEE TPAMI 33 (2011)
@@ -95,7 +95,7 @@ def recalled(parts: Array, *, k: int) -> Array:
     without another searched entry of its group has weight 0.
 
     Args:
-        parts: As `searched` returns them, (n, 3 + D).
+        parts: As `retrieval_rows` returns them, (n, 3 + D).
         k: The number of neighbours.
     """
     group, asks, place = parts[:, 0], parts[:, 1] > 0, np.arange(len(parts))

@@ -20,7 +20,7 @@ from requant.cli import main
 from requant.quantize import Options, Selection, compare_models, quantize_model
 from requant.quantize.accuracy import pair
 from requant.quantize.accuracy.compare import common_source
-from requant.quantize.accuracy.metrics import METRICS, can_leave, score
+from requant.quantize.accuracy.metrics import METRICS, can_distribute, score
 from requant.quantize.model.files import Weights
 from requant.quantize.options.declared import Strategy
 from requant.quantize.runtime.own_state import OwnState
@@ -116,7 +116,7 @@ def test_metrics_carry_the_own_state(quantized: Quantized) -> None:
     alone = score(METRICS["sqnr"], quantized.after, source, reference=quantized.before)
     assert compared.metric is not None
     assert alone.value == pytest.approx(compared.metric.after, abs=0.05)
-    assert not can_leave(Options().execution, METRICS["sqnr"], source)
+    assert not can_distribute(Options().execution, METRICS["sqnr"], source)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from requant.cli import main
 from requant.quantize import Goal, Options, Point, search_model
 from requant.quantize.accuracy.drop import parse_drop
 from requant.quantize.accuracy.frontier import Frontier, undominated
-from requant.quantize.accuracy.metrics import Metric, Score, can_leave, metric_named, score, score_with
+from requant.quantize.accuracy.metrics import Metric, Score, can_distribute, metric_named, score, score_with
 from requant.quantize.accuracy.metrics.metric import Own
 from requant.quantize.job import Job
 from requant.quantize.placement.facts import Facts
@@ -370,8 +370,8 @@ def test_the_score_of_an_executors_workers_is_that_of_this_process(metric: str) 
     source = opened.samples(50)
     execution = Execution(executor=partial(ThreadPoolExecutor, 2), workers=2)
     other = SAMPLE_MODELS / "digits_mobile.onnx"  # any model of the same inputs and outputs
-    assert can_leave(execution, chosen, source)
-    assert not can_leave(Execution(), chosen, source)
+    assert can_distribute(execution, chosen, source)
+    assert not can_distribute(Execution(), chosen, source)
     here = score(chosen, other, source, reference=MODEL, threads=1)
     there = score_with(execution, chosen, other, source, reference=MODEL)
     assert (there.value, there.samples) == (here.value, here.samples)
