@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from requant.calibration.samples import Sample, Step
+from requant.calibration.samples import Rows, Sample, Step
+from requant.calibration.sources import Source
 from requant.calibration.state import Link
 from requant.quantize import Options, check, compare_models, quantize_model
 from requant.quantize.accuracy import promise as rules
@@ -345,6 +346,30 @@ def test_of_kinds_of_samples_that_alternate_all_judge_and_all_give_ranges(total:
     even = count / kinds
     assert even / 2 <= min(held)
     assert max(held) <= 1.5 * even
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What holding out changes of a job."""
+
+    source: Source
+    held: Source | None = None
+
+
+@pytest.mark.parametrize("kinds", [2, 4])
+def test_held_sequences_are_whole_and_have_every_kind(kinds: int) -> None:
+    """Sequences of eight steps whose kinds alternate: ranges and judgement see each kind."""
+    steps, count = 8, 32
+    rows = Rows(
+        "d", steps * count, lambda _: iter(()), starts=lambda _: (range(0, steps * count, steps), steps * count)
+    )
+    source = Source((), rows)
+    job: Any = holding._hold_out_sequences(Sources(source), source)  # type: ignore[arg-type]
+    ranged, judging = job.source.picked, job.held.picked
+    assert sorted([*ranged, *judging]) == [*range(steps * count)]
+    sequences = {position // steps for position in judging}
+    assert len(judging) == steps * len(sequences) == steps * count // 4
+    assert {each % kinds for each in sequences} == {*range(kinds)}
 
 
 def test_what_is_nearest_to_its_limit_is_told() -> None:
