@@ -22,13 +22,13 @@ from .placement.search import measured_costs
 from .result import Result
 from .runtime.progress import Progress, Stopwatch, silent
 from .steps.deliver import Run, deliver, deliver_searched
-from .steps.emit import check_given_costs, equalize, plan_by_rules
+from .steps.emit import check_given_costs, plan_by_rules, scale_channels
 from .steps.files import check_files
 from .steps.forecast import forecast
 from .steps.hold_out import hold_out
 from .steps.prepare import prepare
 from .steps.ranges import find_ranges, findings_of_plan
-from .steps.search import Goal, opened, search
+from .steps.search import Goal, open_goal, search
 
 Look: TypeAlias = Callable[[Run], None]
 """Called with all that a run has computed, before its temporary files are removed."""
@@ -108,7 +108,7 @@ def quantize_in(
     check_given_costs(job)
     job = hold_out(job)
     watch.expect(forecast(job))
-    job = equalize(job)
+    job = scale_channels(job)
     ranges = find_ranges(job)
     run = deliver(job, ranges, output)
     found = findings_of_plan(job, ranges, (run.rejected or run.trial).candidate.plan)
@@ -156,8 +156,8 @@ def search_model(
     with staging(output) as folder:
         job = prepare(model, data, options, folder, watch)
         check_given_costs(job)
-        job = equalize(hold_out(job))
-        source, goal = opened(job, goal)
+        job = scale_channels(hold_out(job))
+        source, goal = open_goal(job, goal)
         ranges = find_ranges(job)
         candidate, frontier = search(job, ranges, goal, source, state)
         run = deliver_searched(job, ranges, candidate, frontier, output)

@@ -352,13 +352,13 @@ def test_a_search_with_a_damaged_state_begins_anew(
     walk.plan_at = lambda price: f"plan at {price}"
     point = Point(0.1, math.inf, 2.0, 3, True, "plan at 0.1")
     walk.frontier = replace(frontier, points=(point,))
-    search._remember(walk)
+    search._save_tried(walk)
     walk.frontier = frontier
-    search._recall(walk)
+    search._load_tried(walk)
     assert walk.frontier.points == (point,)
     walk.frontier = frontier
     state.write_text(state.read_text().replace('"speedup": 2.0', '"speedup": "fast"'))
-    search._recall(walk)
+    search._load_tried(walk)
     assert walk.frontier.points == ()
     assert "the search begins anew" in caplog.text
 

@@ -35,7 +35,7 @@ ROOM = 1.125
 """A channel that is not clipped stays below the bound of a Clip by this factor, because other data may be larger."""
 
 
-def equalized(job: Job, *, samples: int = SAMPLES) -> Job:
+def equalize_channels(job: Job, *, samples: int = SAMPLES) -> Job:
     """Return a job whose simplified model has its channels scaled for the least noise in integers.
 
     The names of nodes and tensors stay, so the plan stays valid. Tensors with ranges or QDQ pairs from the user are
@@ -44,18 +44,28 @@ def equalized(job: Job, *, samples: int = SAMPLES) -> Job:
     Raises:
         RequantError: The data do not fit the model.
     """
-    if not job.judged or job.source is None or job.supply.ranges is not None or job.weights.large:
+    if job.source is None or not may_scale(job):
         return job
-    integer = {name for unit in job.all_int8_plan.units if job.all_int8_plan.impl(unit).reads_u8 for name in unit.nodes}
     model = job.simple.clone()
     usable = [group for group in groups(model) if not job.reserved.intersection(group.tensors)]
-    scales = choose(usable, observed(model, usable, job.source.samples(samples)), integer)
+    scales = choose(usable, observed(model, usable, job.source.samples(samples)), integer_nodes(job))
     if not scales:
         return job
     equalize(model, scales)
     note = f"channels of {number_of(len(scales), 'group')} of tensors scaled for integers"
     source = serialize(model, job.folder)
     return replace(job, simple=model, float_source=source, notes=(*job.notes, note), scaled=job.scaled | {"equalize"})
+
+
+def may_scale(job: Job) -> bool:
+    """Whether scales of channels can be chosen: by the user's data, for ranges of these data, and small weights."""
+    return job.judged and job.source is not None and job.supply.ranges is None and not job.weights.large
+
+
+def integer_nodes(job: Job) -> set[str]:
+    """Return the names of the nodes that read uint8 where all units are int8 that can be."""
+    plan = job.all_int8_plan
+    return {name for unit in plan.units if plan.impl(unit).reads_u8 for name in unit.nodes}
 
 
 def observed(model: ir.Model, groups: Iterable[Group], samples: Iterable[Sample]) -> dict[str, Channels]:

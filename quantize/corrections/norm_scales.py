@@ -8,7 +8,7 @@ again. The rounding noise behind the norm is, for a channel with the factor g an
 where D is the step of the common range. The range is kept, so k is greatest, and the noise least, if each channel
 ``k (x - d)`` has the whole range. Epsilon becomes epsilon / k^2, so that the result changes by the factor
 ``sqrt((v + epsilon) / (v + epsilon / k^2))``. The norm's own factor takes out its mean over the samples, and k is made
-less where what is left exceeds `CHANGE`.
+less where what is left exceeds `GREATEST_CHANGE`.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from ...transforms.rewriter import names, unused_name
 from ..job import Job
 from ..model.files import serialize
 from .channel_noise import Floats
+from .equalization import integer_nodes, may_scale
 
 SAMPLES = 16
 LEAST_GAIN = 0.05
 """Channels stay as they are if scales remove less than this share of the noise."""
-MOST = 2.0**7
+GREATEST_FACTOR = 2.0**7
 """The greatest factor of a channel. A narrower channel may be narrow by chance."""
-CHANGE = 1e-3
+GREATEST_CHANGE = 1e-3
 """The greatest change of a channel by epsilon, as a share of it: 60 dB."""
 TINY = 1e-30
-LESS = 0.9
-"""The exponent of a step towards the factor 1."""
-STEPS = 50
-"""After so many steps the factor of a channel is 1."""
+DECAY = 0.9
+"""The exponent that brings a factor nearer to 1."""
+DECAYS = 50
+"""The factor of a channel whose change is too great after so many exponents is 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ChannelStatistics:
     """Statistics of the channels in front of a normalization, all of shape (C,).
 
     Attributes:
@@ -72,7 +73,7 @@ class Scales:
     gain: Floats
 
 
-def norms_scaled(job: Job, *, samples: int = SAMPLES) -> Job:
+def scale_before_norms(job: Job, *, samples: int = SAMPLES) -> Job:
     """Return a job whose simplified model fills the ranges in front of normalizations of single channels.
 
     The names of nodes and tensors stay, so the plan stays valid. The job is returned as it is where nothing gains, and
@@ -81,10 +82,9 @@ def norms_scaled(job: Job, *, samples: int = SAMPLES) -> Job:
     Raises:
         RequantError: The data do not fit the model.
     """
-    if not job.judged or job.source is None or job.supply.ranges is not None or job.weights.large:
+    if job.source is None or not may_scale(job):
         return job
-    plan = job.all_int8_plan
-    integer = {name for unit in plan.units if plan.impl(unit).reads_u8 for name in unit.nodes}
+    integer = integer_nodes(job)
     model = job.simple.clone()
     usable = [
         each
@@ -105,7 +105,9 @@ def norms_scaled(job: Job, *, samples: int = SAMPLES) -> Job:
     return replace(job, simple=model, float_source=source, notes=(*job.notes, note), scaled=scaled, unscaled=job)
 
 
-def observed(model: ir.Model, found: Sequence[NormedChannels], samples: Iterable[Sample]) -> Mapping[str, Seen]:
+def observed(
+    model: ir.Model, found: Sequence[NormedChannels], samples: Iterable[Sample]
+) -> Mapping[str, ChannelStatistics]:
     """Return the statistics of channels by the result of their convolution. Tensors that are not finite are left out.
 
     Raises:
@@ -116,22 +118,22 @@ def observed(model: ir.Model, found: Sequence[NormedChannels], samples: Iterable
     taken, variances, axes = names(probe), dict[str, str](), dict[str, int]()
     for each in found:
         first = each.produced.tensor
-        variance = _variance(probe.graph, values[str(each.normed.name)], taken)
+        variance = _append_variance(probe.graph, values[str(each.normed.name)], taken)
         variances[first] = variance
-        axes |= {_rounded(each): 1, variance: 1}
+        axes |= {_rounded_tensor(each): 1, variance: 1}
     seen = observe(
         serialize(probe), (), samples, histogram=False, channel_axis=axes, execution=Execution(strict=False)
     ).channels
-    known: dict[str, Seen] = {}
+    known: dict[str, ChannelStatistics] = {}
     for each in found:
-        first, rounded = each.produced.tensor, _rounded(each)
+        first, rounded = each.produced.tensor, _rounded_tensor(each)
         if rounded in seen and variances[first] in seen:
             span, power = seen[rounded], seen[variances[first]]
-            known[first] = Seen(span.lo, span.hi, power.lo, power.hi, power.mean)
+            known[first] = ChannelStatistics(span.lo, span.hi, power.lo, power.hi, power.mean)
     return known
 
 
-def choose(found: NormedChannels, seen: Seen) -> Scales | None:
+def choose(found: NormedChannels, seen: ChannelStatistics) -> Scales | None:
     """Return the scales and shifts that fill a range; None if they remove less than `LEAST_GAIN` of the noise."""
     low, high = min(0.0, float(seen.lo.min())), max(0.0, float(seen.hi.max()))
     shift = (seen.lo + seen.hi) / 2 if found.shifts else np.zeros_like(seen.lo)
@@ -143,8 +145,8 @@ def choose(found: NormedChannels, seen: Seen) -> Scales | None:
             up, down = (np.where(part > 0, most / part, np.inf) for part, most in ((seen.hi, high), (-seen.lo, -low)))
             factor, width = np.minimum(up, down), high - low
     live = (seen.least > 0) & np.isfinite(factor)
-    factor = np.where(live, np.clip(factor, 1.0, MOST), 1.0)
-    factor = _bounded(factor, seen, found.epsilon)
+    factor = np.where(live, np.clip(factor, 1.0, GREATEST_FACTOR), 1.0)
+    factor = _with_bounded_change(factor, seen, found.epsilon)
     gain = constant(found.gain.folds[0].node.inputs[1])
     assert gain is not None  # it is a fold
     weight = np.where(live, np.square(gain.numpy().astype(np.float64)) / np.maximum(seen.mean, TINY), 0.0)
@@ -155,14 +157,14 @@ def choose(found: NormedChannels, seen: Seen) -> Scales | None:
     return Scales(factor, shift, 1 / np.sqrt(low_end * high_end))
 
 
-def _bounded(factor: Floats, seen: Seen, epsilon: float) -> Floats:
-    """Return the factors, made less where epsilon would change a channel by more than `CHANGE`."""
-    for _ in range(STEPS):
+def _with_bounded_change(factor: Floats, seen: ChannelStatistics, epsilon: float) -> Floats:
+    """Return the factors, made less where epsilon would change a channel by more than `GREATEST_CHANGE`."""
+    for _ in range(DECAYS):
         ends = [_change(factor, each, epsilon) for each in (seen.least, seen.most)]
-        over = np.sqrt(ends[0] / ends[1]) > 1 + CHANGE
+        over = np.sqrt(ends[0] / ends[1]) > 1 + GREATEST_CHANGE
         if not over.any():
             return factor
-        factor = np.where(over, factor**LESS, factor)
+        factor = np.where(over, factor**DECAY, factor)
     return np.where(over, 1.0, factor)
 
 
@@ -171,7 +173,7 @@ def _change(factor: Floats, variance: Floats, epsilon: float) -> Floats:
     return np.asarray(np.sqrt((variance + epsilon) / (variance + epsilon / factor**2)))
 
 
-def _variance(graph: ir.Graph, value: ir.Value, taken: set[str]) -> str:
+def _append_variance(graph: ir.Graph, value: ir.Value, taken: set[str]) -> str:
     """Append the variance of each channel of a tensor (N, C, ...) to a graph; return its name, (N, C, 1, ...)."""
     made = value
     for op in ("GlobalAveragePool", "Sub", "Mul", "GlobalAveragePool"):
@@ -183,7 +185,7 @@ def _variance(graph: ir.Graph, value: ir.Value, taken: set[str]) -> str:
     return str(made.name)
 
 
-def _rounded(found: NormedChannels) -> str:
+def _rounded_tensor(found: NormedChannels) -> str:
     """Return the first tensor behind a convolution that becomes uint8: the result of the activation that it absorbs."""
     passed = found.produced.passed
     absorbed = passed and passed[0].op_type in ("Relu", "LeakyRelu", "PRelu")

@@ -19,8 +19,8 @@ from ...transforms.int8.qparams import DTYPES, QParams
 from ...transforms.int8.weights import Adjustment
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
 from ..corrections.adjust import find_adjustments
-from ..corrections.equalization import equalized
-from ..corrections.norm_scales import norms_scaled
+from ..corrections.equalization import equalize_channels
+from ..corrections.norm_scales import scale_before_norms
 from ..job import Candidate, Evidence, Job, Placement, Purpose
 from ..kernels.attentions import wrap_attentions
 from ..kernels.caches import wrap_caches
@@ -45,10 +45,10 @@ from .judge import if_it_runs, is_slower, measured_error, timed_briefly
 from .ranges import TensorRanges
 
 
-def equalize(job: Job) -> Job:
+def scale_channels(job: Job) -> Job:
     """Return the job with channels scaled as the corrections say: in front of norms, and between layers."""
-    job = norms_scaled(job) if "norms" in job.corrections else job
-    return equalized(job) if "equalize" in job.corrections else job
+    job = scale_before_norms(job) if "norms" in job.corrections else job
+    return equalize_channels(job) if "equalize" in job.corrections else job
 
 
 def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[Facts, Plan, Write]:

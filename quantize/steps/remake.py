@@ -15,7 +15,7 @@ from ..model.metadata import Written, describe_origin
 from ..options.options import Options
 from ..placement.plan_file import read_plan
 from ..runtime.progress import Progress
-from .emit import correct, equalize, plan_by_rules
+from .emit import correct, plan_by_rules, scale_channels
 from .hold_out import hold_out
 from .prepare import as_given, prepare
 from .ranges import find_ranges
@@ -60,7 +60,7 @@ def remake(
     """
     named = replace(options, isa="vnni" if recipe.exact else "avx2")
     job = replace(prepare(path, data, named, folder, progress), options=options)
-    job = equalize(hold_out(job))
+    job = scale_channels(hold_out(job))
     ranges = find_ranges(job)
     facts, rules, write = plan_by_rules(job, ranges, Evidence())
     written = recipe.written

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -100,7 +100,7 @@ class _State:
 
 
 @dataclass
-class _Walk:
+class _Search:
     """A search. It keeps its state, so that an interrupted one has what it found.
 
     Attributes:
@@ -137,7 +137,7 @@ class _Walk:
         return time.monotonic() - self.start >= self.goal.seconds
 
 
-def opened(job: Job, goal: Goal) -> tuple[Source, Goal]:
+def open_goal(job: Job, goal: Goal) -> tuple[Source, Goal]:
     """Open the data for the metric and try the metric on the first sample; return them with the metric for these data.
 
     Raises:
@@ -157,17 +157,17 @@ def opened(job: Job, goal: Goal) -> tuple[Source, Goal]:
 def search(
     job: Job, ranges: TensorRanges, goal: Goal, source: Source, state: str | os.PathLike[str]
 ) -> tuple[Candidate | None, Frontier]:
-    """Find the fastest model that keeps the bar.
+    """Search for the fastest model whose score is at least the bar, the score that the goal allows.
 
     The first model has the placement that `quantize` chooses without a goal. Then the price of noise is raised where
-    the bar is missed and lowered where it is kept; each price has one cheapest placement. `state` keeps the models that
-    were tried, so that an interrupted search can continue.
+    the score is below the bar, and lowered where it is not; each price has one cheapest placement. `state` keeps the
+    models that were tried, so that an interrupted search can continue.
 
     Args:
         job: The job.
         ranges: The ranges.
         goal: The score that must be kept.
-        source: Its data, from `opened`.
+        source: Its data, from `open_goal`.
         state: The file with the models tried so far.
 
     Returns:
@@ -187,86 +187,89 @@ def search(
     evidence = gather_evidence(job, ranges)
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plan_at = plans_by_price(job, facts, rules, write, evidence.noise)
-    walk = _Walk(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
-    _recall(walk)
+    run = _Search(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
+    _load_tried(run)
     done = interrupted = False
     try:
-        if (
-            job.policy.how == "measured" and not walk.late
-        ):  # it tries more plans than one for each price, and times whole models
-            _try(walk, plan_at.usual_price, place(job, facts, rules, write, evidence.noise)[0].plan)
-        done = _bisect(walk)
+        # placement by costs tries more plans than one for each price, and times whole models
+        if job.policy.how == "measured" and not run.late:
+            _try_plan(run, plan_at.usual_price, place(job, facts, rules, write, evidence.noise)[0].plan)
+        done = _bisect(run)
     except KeyboardInterrupt:
-        if not walk.frontier.points:
+        if not run.frontier.points:
             raise
         interrupted = True
     seconds = time.monotonic() - start
-    walk.frontier = replace(walk.frontier, seconds=seconds, done=done, interrupted=interrupted)
-    best = walk.frontier.best or walk.frontier.most_accurate
+    run.frontier = replace(run.frontier, seconds=seconds, done=done, interrupted=interrupted)
+    best = run.frontier.best or run.frontier.most_accurate
     if best is None:
-        return None, walk.frontier
-    if best.digest not in walk.candidates:  # found by an earlier run
-        _emitted(walk, walk.plan_at(best.price))
-    return walk.candidates[best.digest], walk.frontier
+        return None, run.frontier
+    if best.digest not in run.candidates:  # found by an earlier run
+        _emit_once(run, run.plan_at(best.price))
+    return run.candidates[best.digest], run.frontier
 
 
-def _bisect(walk: _Walk) -> bool:
+def _bisect(run: _Search) -> bool:
     """Find the least price that keeps the bar, among `PRICES`, then between two; return whether there was time."""
     low, high = -1, len(PRICES)  # the highest that misses, the least that keeps
     middle = FIRST
     while high - low > 1:
-        if walk.late:
+        if run.late:
             return False
-        low, high = (low, middle) if _try(walk, PRICES[middle]).kept else (middle, high)
+        low, high = (low, middle) if _try_plan(run, PRICES[middle]).kept else (middle, high)
         middle = (low + high) // 2
     if low < 0 or high == len(PRICES):
         return True
     least, most = PRICES[low], PRICES[high]
     for _ in range(FINER):
-        if walk.late:
+        if run.late:
             return False
         between = math.sqrt(least * most) if least else most / 2
-        least, most = (least, between) if _try(walk, between).kept else (between, most)
+        least, most = (least, between) if _try_plan(run, between).kept else (between, most)
     return True
 
 
-def _try(walk: _Walk, price: float, plan: Plan | None = None) -> Point:
+def _try_plan(run: _Search, price: float, plan: Plan | None = None) -> Point:
     """Emit, judge and time the model of a plan, unless it was tried before.
 
     Args:
-        walk: The search.
+        run: The search.
         price: The price of noise.
         plan: The plan; None for the cheapest one at this price.
     """
-    plan = walk.plan_at(price) if plan is None else plan
+    plan = run.plan_at(price) if plan is None else plan
     digest = _digest(plan)
-    known = next((point for point in walk.frontier.points if point.digest == digest), None)
+    known = next((point for point in run.frontier.points if point.digest == digest), None)
     if known is not None:
         return known
-    walk.job.progress(_so_far(walk), len(walk.frontier.points), None)
-    candidate = _emitted(walk, plan)
-    value, speedup = _measured(walk, candidate)
+    run.job.progress(_progress_text(run), len(run.frontier.points), None)
+    candidate = _emit_once(run, plan)
+    value, speedup = _measured(run, candidate)
     units = sum(plan.impl(unit).int8 for unit in plan.units)
-    is_kept = speedup > 0 and reaches(walk.goal.metric, value, walk.frontier.bar)
+    is_kept = speedup > 0 and reaches(run.goal.metric, value, run.frontier.bar)
     point = Point(price, value, speedup, units, is_kept, digest)
-    points = tuple(sorted((*walk.frontier.points, point), key=lambda each: -each.speedup))
-    best = next((each for each in points if each.kept and each.int8_units), None)
-    walk.frontier = replace(walk.frontier, points=points, best=best)
-    _remember(walk)
+    run.frontier = _with_points(run.frontier, sorted((*run.frontier.points, point), key=lambda each: -each.speedup))
+    _save_tried(run)
     return point
 
 
-def _measured(walk: _Walk, candidate: Candidate) -> tuple[float, float]:
+def _with_points(frontier: Frontier, points: Sequence[Point]) -> Frontier:
+    """Return a frontier with these points, the fastest first; the first INT8 model that is kept is the best."""
+    best = next((each for each in points if each.kept and each.int8_units), None)
+    return replace(frontier, points=tuple(points), best=best)
+
+
+def _measured(run: _Search, candidate: Candidate) -> tuple[float, float]:
     """Return the score and the speed-up of a candidate; the worst score and 0 if it does not run, or the metric fails.
 
     The metric has scored the float model, so that the candidate is the cause: it may return NaN. The search goes on,
     because an error would lose the models that were tried before.
     """
     try:
-        return _scored(walk.job, candidate.source, walk.source, walk.reference), _speedup(walk, candidate)
+        return _scored(run.job, candidate.source, run.source, run.reference), _speedup(run, candidate)
     except RequantError as error:
         logging.getLogger("requant").warning("requant: a model of the search is left out: %s", error)
-        return -math.inf if walk.goal.metric.higher_is_better else math.inf, 0.0
+        return -math.inf if run.goal.metric.higher_is_better else math.inf, 0.0
 
 
 def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) -> float:
@@ -281,13 +284,13 @@ def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) 
     return found.value
 
 
-def _emitted(walk: _Walk, plan: Plan) -> Candidate:
+def _emit_once(run: _Search, plan: Plan) -> Candidate:
     """Return the corrected model of a plan; each plan is emitted once."""
     digest = _digest(plan)
-    if digest not in walk.candidates:
-        made = correct(walk.job, walk.ranges, walk.write(plan))
-        walk.candidates[digest] = replace(made, placement=Placement("search"), evidence=walk.evidence)
-    return walk.candidates[digest]
+    if digest not in run.candidates:
+        made = correct(run.job, run.ranges, run.write(plan))
+        run.candidates[digest] = replace(made, placement=Placement("search"), evidence=run.evidence)
+    return run.candidates[digest]
 
 
 def _digest(plan: Plan) -> str:
@@ -296,9 +299,9 @@ def _digest(plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _speedup(walk: _Walk, candidate: Candidate) -> float:
+def _speedup(run: _Search, candidate: Candidate) -> float:
     """Return how many times faster than float a candidate is, at the batch size that gains least; 1 without data."""
-    job, options = walk.job, walk.job.options
+    job, options = run.job, run.job.options
     latencies = [
         time_models(
             (job.timed, candidate.sessions),
@@ -313,20 +316,20 @@ def _speedup(walk: _Walk, candidate: Candidate) -> float:
     return min((latency.speedup for latency in latencies), default=1.0)
 
 
-def _so_far(walk: _Walk) -> str:
+def _progress_text(run: _Search) -> str:
     """Return the progress of the search as text."""
-    best = walk.frontier.best
+    best = run.frontier.best
     found = "no model keeps the bar yet" if best is None else f"{best.speedup:.2f}x at {best.value:.4g}"
     return f"search: {found}"
 
 
-def _key(walk: _Walk) -> str:
+def _key(run: _Search) -> str:
     """Return a digest of the model, the machine with its threads and runtime, the data, the metric and the options.
 
     Data count by the size and time of their files.
     """
-    goal, frontier, job = walk.goal, walk.frontier, walk.job
-    tensors = sorted((name, tuple(map(float, span))) for name, span in walk.ranges.ranges.items())
+    goal, frontier, job = run.goal, run.frontier, run.job
+    tensors = sorted((name, tuple(map(float, span))) for name, span in run.ranges.ranges.items())
     asked = [
         job.identity,
         job.runtime.machine(job.options.threads).key,
@@ -334,40 +337,38 @@ def _key(walk: _Walk) -> str:
         job.options.batches,
         goal.metric.name,
         frontier.before,
-        data_stamp(walk.source, walk.source.length),
+        data_stamp(run.source, run.source.length),
         tensors,
     ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _remember(walk: _Walk) -> None:
+def _save_tried(run: _Search) -> None:
     """Save the models that were tried."""
-    if walk.state.is_symlink():  # writing would replace the file that it names
+    if run.state.is_symlink():  # writing would replace the file that it names
         return
     # the next run tries models without a score again
-    rows = [{**asdict(point), "value": plain_number(point.value)} for point in walk.frontier.scored]
-    write_atomically(walk.state, json.dumps({"key": _key(walk), "points": rows}).encode(), output=False)
+    rows = [{**asdict(point), "value": plain_number(point.value)} for point in run.frontier.scored]
+    write_atomically(run.state, json.dumps({"key": _key(run), "points": rows}).encode(), output=False)
 
 
-def _recall(walk: _Walk) -> None:
+def _load_tried(run: _Search) -> None:
     """Load the models that an interrupted search of the same model, data and goal has tried.
 
     Costs are measured again, so a price may give another plan now; then its model is tried again. Nothing tells whether
     Python objects are the same data as before, so that a search with them begins anew.
     """
-    if not os.path.lexists(walk.state) or walk.source.reference is None:
+    if not os.path.lexists(run.state) or run.source.reference is None:
         return
     try:
-        found = convert(
-            load_json(walk.state, "state of a search"), _State, f"{walk.state}: malformed state of a search"
-        )
+        found = convert(load_json(run.state, "state of a search"), _State, f"{run.state}: malformed state of a search")
     except RequantError as error:
         logging.getLogger("requant").warning("requant: %s; the search begins anew", error)
         return
-    rows = found.points if found.key == _key(walk) else ()
-    same = (row for row in rows if _digest(walk.plan_at(row.price)) == row.digest)
-    bar, metric = walk.frontier.bar, walk.goal.metric
+    rows = found.points if found.key == _key(run) else ()
+    same = (row for row in rows if _digest(run.plan_at(row.price)) == row.digest)
+    bar, metric = run.frontier.bar, run.goal.metric
     tried = (Point(**{**asdict(row), "value": float(row.value)}) for row in same)
-    points = [replace(point, kept=reaches(metric, point.value, bar)) for point in tried]
-    best = next((each for each in points if each.kept and each.int8_units), None)
-    walk.frontier = replace(walk.frontier, points=tuple(points), best=best)
+    run.frontier = _with_points(
+        run.frontier, [replace(point, kept=reaches(metric, point.value, bar)) for point in tried]
+    )

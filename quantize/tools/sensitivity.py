@@ -49,7 +49,7 @@ from ..sensitivity.result import Sensitivity, TensorRow, UnitRow
 from ..sensitivity.switch_graph import Switch
 from ..sensitivity.switch_model import Switchboard, noises, switchboard
 from ..sensitivity.verdicts import Traits, traits, unit_verdict
-from ..steps.emit import equalize, plan_by_rules
+from ..steps.emit import plan_by_rules, scale_channels
 from ..steps.prepare import prepare
 from ..steps.ranges import TensorRanges, channels_of, find_ranges
 
@@ -140,7 +140,7 @@ def _prepared(
     Raises:
         RequantError: The request cannot be met, or no part of the model can be integers.
     """
-    job = equalize(prepare(model, data, options, folder, progress))
+    job = scale_channels(prepare(model, data, options, folder, progress))
     if job.source is None or not job.all_int8_plan.quantized:
         raise RequantError(f"{model}: no tensor of this model could become uint8; there is nothing to try")
     return job, job.source

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from requant import RequantError
 from requant.calibration.samples import Sample
 from requant.quantize.corrections.channel_noise import Channels, reader_of, total
-from requant.quantize.corrections.equalization import choose, equalized, observed
+from requant.quantize.corrections.equalization import choose, equalize_channels, observed
 from requant.quantize.model.files import staging
 from requant.quantize.options.options import Options
 from requant.quantize.runtime.progress import silent
@@ -350,7 +350,7 @@ def test_a_job_keeps_its_plan_and_its_model(tmp_path: Path) -> None:
     feeds = [{"x": random.normal(size=(1, 4, 9, 9)).astype(np.float32)} for _ in range(8)]
     with staging() as folder:
         job = prepare(path, feeds, Options(place="all"), folder, silent)
-        better = equalized(job)
+        better = equalize_channels(job)
         assert [*better.notes][-1].startswith("channels of 1 group")
         assert better.all_int8_plan is job.all_int8_plan
         for feed in feeds:

@@ -17,7 +17,13 @@ from onnx import numpy_helper
 
 from requant.calibration.session import open_session
 from requant.quantize import Options, compare_models, quantize_model
-from requant.quantize.corrections.norm_scales import CHANGE, MOST, Seen, choose, norms_scaled
+from requant.quantize.corrections.norm_scales import (
+    GREATEST_CHANGE,
+    GREATEST_FACTOR,
+    ChannelStatistics,
+    choose,
+    scale_before_norms,
+)
 from requant.quantize.model.files import serialize
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps import deliver
@@ -89,7 +95,7 @@ def test_a_plan_gives_the_same_model_again(tmp_path: Path) -> None:
 def test_the_job_before_is_kept(tmp_path: Path) -> None:
     model = written(tmp_path, 30)
     job = prepare(model, feeds(), Options(effort="low"), tmp_path, silent)
-    scaled = norms_scaled(job)
+    scaled = scale_before_norms(job)
     assert scaled.unscaled is job
     assert scaled.scaled == {"norms"}
     assert any("scaled in front of norms" in note for note in scaled.notes)
@@ -121,10 +127,10 @@ def test_the_outputs_in_float_stay(tmp_path: Path) -> None:
     """The narrowest channels have a variance of a hundred times epsilon."""
     model = written(tmp_path, 30)
     job = prepare(model, feeds(), Options(effort="low"), tmp_path, silent)
-    made = norms_scaled(job).simple
+    made = scale_before_norms(job).simple
     before, after = (open_session(source).run(None, feeds(1)[0])[0] for source in (model, serialize(made)))
     error = np.square(before - after).sum() / np.square(before).sum()
-    assert error < CHANGE**2
+    assert error < GREATEST_CHANGE**2
     (seen,) = find_normed(made)
     assert seen.epsilon == pytest.approx(1e-5)
 
@@ -134,14 +140,14 @@ def test_equal_channels_are_left_alone(tmp_path: Path) -> None:
     job = prepare(model, feeds(), Options(effort="low"), tmp_path, silent)
     (found,) = find_normed(job.simple)
     ones = np.ones(8)
-    assert choose(found, Seen(-ones, ones, ones, ones, ones)) is None
-    assert norms_scaled(replace(job, judged=False)).simple is job.simple
+    assert choose(found, ChannelStatistics(-ones, ones, ones, ones, ones)) is None
+    assert scale_before_norms(replace(job, judged=False)).simple is job.simple
 
 
 def test_a_dead_channel_stays(tmp_path: Path) -> None:
     found = one(tmp_path)
     narrow = np.array([0.0, *np.full(6, 0.1), 1.0])
-    scales = choose(found, Seen(-narrow, narrow, narrow**2 / 9, narrow**2 / 9, narrow**2 / 9))
+    scales = choose(found, ChannelStatistics(-narrow, narrow, narrow**2 / 9, narrow**2 / 9, narrow**2 / 9))
     assert scales is not None
     assert scales.factor[0] == scales.gain[0] == 1
     assert scales.factor[1:7] == pytest.approx(10)
@@ -171,15 +177,15 @@ FOUND = _directly()
 def test_ranges_never_grow_and_epsilon_is_bounded(widths: list[float], places: list[float], spread: float) -> None:
     width = np.asarray(widths)
     lo = width * (np.asarray(places) - 1)
-    seen = Seen(lo, lo + 2 * width, width**2 / 9 / spread, width**2 / 9 * spread, width**2 / 9)
+    seen = ChannelStatistics(lo, lo + 2 * width, width**2 / 9 / spread, width**2 / 9 * spread, width**2 / 9)
     scales = choose(FOUND, seen)
     if scales is None:
         return
     assert (scales.factor >= 1).all()
-    assert (scales.factor <= MOST).all()
+    assert (scales.factor <= GREATEST_FACTOR).all()
     ends = [scales.factor * (each - scales.shift) for each in (seen.lo, seen.hi)]
     assert max(ends[1].max(), 0) - min(ends[0].min(), 0) <= (max(seen.hi.max(), 0) - min(lo.min(), 0)) * (1 + 1e-9)
     for variance in (seen.least, seen.mean, seen.most):
         small = FOUND.epsilon / scales.factor**2
         change = scales.gain * np.sqrt((variance + FOUND.epsilon) / (variance + small))
-        assert np.abs(change - 1).max() <= CHANGE
+        assert np.abs(change - 1).max() <= GREATEST_CHANGE

@@ -146,7 +146,7 @@ def test_a_bar_out_of_reach_leaves_the_best_and_exit_code_1(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_an_interrupted_search_leaves_the_best_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Plan] = []
-    emitted = frontier._emitted
+    emitted = frontier._emit_once
 
     def counted(walk: Any, plan: Plan) -> Any:
         tried.append(plan)
@@ -154,7 +154,7 @@ def test_an_interrupted_search_leaves_the_best_and_goes_on(tmp_path: Path, monke
             raise KeyboardInterrupt
         return emitted(walk, plan)
 
-    monkeypatch.setattr(frontier, "_emitted", counted)
+    monkeypatch.setattr(frontier, "_emit_once", counted)
     output = tmp_path / "out.onnx"
     with pytest.raises(KeyboardInterrupt, match="best model so far"):
         search_model(MODEL, f"{DATA}:calib", output, goal("0.00001%"), OPTIONS)
@@ -179,16 +179,16 @@ def test_an_interrupted_search_forgets_models_that_its_prices_no_longer_give(
 ) -> None:
     """Costs are measured again, so a price of the first run may give another plan in the second one."""
     output = tmp_path / "out.onnx"
-    remember = frontier._remember
+    remember = frontier._save_tried
 
     def interrupted(walk: Any) -> None:
         remember(walk)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(frontier, "_remember", interrupted)
+    monkeypatch.setattr(frontier, "_save_tried", interrupted)
     with pytest.raises(KeyboardInterrupt):
         search_model(MODEL, f"{DATA}:calib", output, goal("50%"), OPTIONS)
-    monkeypatch.setattr(frontier, "_remember", remember)
+    monkeypatch.setattr(frontier, "_save_tried", remember)
     kept = tmp_path / "out.onnx.search.json"
     state = json.loads(kept.read_text())
     state["points"] = [{**point, "digest": "0" * 16, "speedup": 99.0} for point in state["points"]]
@@ -232,9 +232,9 @@ def test_scores_of_other_data_are_not_reused(change: Any, recalled: int, tmp_pat
         )
 
     source = open_source(DataSpec(str(place)), input_specs(open_session(MODEL)))
-    frontier._remember(walk(source, (tried,)))
+    frontier._save_tried(walk(source, (tried,)))
     again = walk(change(source, place))
-    frontier._recall(again)
+    frontier._load_tried(again)
     assert len(again.frontier.points) == recalled
 
 
