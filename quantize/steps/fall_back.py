@@ -73,7 +73,7 @@ def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
 def _fastest_accepted(
     job: Job, plans: PricedPlans, noise: Callable[[Plan], float], build: Callable[[Plan], Candidate], trial: Trial
 ) -> tuple[PricedPlans, _Accepted | None, Plan]:
-    """Search the fastest model that keeps the promise, in at most `ROUNDS` models.
+    """Search for the fastest model that keeps the promise, in at most `ROUNDS` models.
 
     Args:
         job: The job.

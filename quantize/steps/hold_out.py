@@ -37,7 +37,8 @@ def hold_out(job: Job) -> Job:
     if source is None or not job.judged or job.supply.ranges is not None:
         return job
     if source.links:
-        return _hold_out_sequences(job, source)
+        source, held = _parted_sequences(source)
+        return replace(job, source=source, held=held)
     if source.picked is None:
         rows, size = counted(source.rows, lambda number: job.progress("read data", number, None))
         source = replace(source, rows=rows)
@@ -53,24 +54,26 @@ def hold_out(job: Job) -> Job:
         others = _spread(every, min(max(len(every) // PART, FEWEST // 2), most))
     if not others:
         return job
-    held = others if len(others) <= MOST_SAMPLES else _spread(others, MOST_SAMPLES)
-    rest = sorted(picked.difference(held))
-    judging = replace(source, picked=held, rows=source.rows if source.rows.random else kept(source.rows, 2 * LIMIT))
+    judges = others if len(others) <= MOST_SAMPLES else _spread(others, MOST_SAMPLES)
+    rest = sorted(picked.difference(judges))
+    judging = replace(source, picked=judges, rows=source.rows if source.rows.random else kept(source.rows, 2 * LIMIT))
     return replace(job, source=replace(source, picked=rest), held=judging)
 
 
-def _hold_out_sequences(job: Job, source: Source) -> Job:
-    """Return the job with a fourth of the sequences held out; of their first steps at most `MOST_SAMPLES` judge."""
+def _parted_sequences(source: Source) -> tuple[Source, Source | None]:
+    """Return the sequences that give ranges, and a fourth of them to judge on: at most `MOST_SAMPLES` first steps.
+
+    All give ranges, and none is apart, if there are fewer than `FEWEST` steps or `PART` sequences.
+    """
     assert source.rows.starts is not None  # steps with a state are in sequences
     starts, count = source.rows.starts(None)
     positions = range(count) if source.picked is None else source.picked
     parts = [list(part) for _, part in groupby(positions, key=partial(bisect_right, starts))]
     if len(positions) < FEWEST or len(parts) < PART:
-        return job
+        return source, None
     others = [position for index in _spread(range(len(parts)), len(parts) // PART) for position in parts[index]]
     rest = sorted({*positions}.difference(others))
-    held = stretches(starts, others, MOST_SAMPLES)
-    return replace(job, source=replace(source, picked=rest), held=replace(source, picked=held))
+    return replace(source, picked=rest), replace(source, picked=stretches(starts, others, MOST_SAMPLES))
 
 
 def _spread(positions: Sequence[int], count: int) -> list[int]:

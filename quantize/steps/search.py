@@ -157,11 +157,11 @@ def open_goal(job: Job, goal: Goal) -> tuple[Source, Goal]:
 def search(
     job: Job, ranges: TensorRanges, goal: Goal, source: Source, state: str | os.PathLike[str]
 ) -> tuple[Candidate | None, Frontier]:
-    """Search for the fastest model whose score is at least the bar, the score that the goal allows.
+    """Search for the fastest model that keeps the bar: its score is as good as the goal demands, or better.
 
     The first model has the placement that `quantize` chooses without a goal. Then the price of noise is raised where
-    the score is below the bar, and lowered where it is not; each price has one cheapest placement. `state` keeps the
-    models that were tried, so that an interrupted search can continue.
+    the bar is missed and lowered where it is kept; each price has one cheapest placement. `state` keeps the models that
+    were tried, so that an interrupted search can continue.
 
     Args:
         job: The job.
@@ -191,7 +191,7 @@ def search(
     _load_tried(run)
     done = interrupted = False
     try:
-        # placement by costs tries more plans than one for each price, and times whole models
+        # a measured placement tries several plans for a price, and times whole models
         if job.policy.how == "measured" and not run.late:
             _try_plan(run, plan_at.usual_price, place(job, facts, rules, write, evidence.noise)[0].plan)
         done = _bisect(run)

@@ -415,10 +415,10 @@ def _replacements(
             shapes.setdefault((name, fed), set()).add(value.shape)
     (powers,) = noises(board, [board.everything], samples, probabilities=probability_outputs(model))
     found = {name: decibels(*sums) for name, sums in powers.items()}
-    reshaped = {str(name) for (name, _), lengths in shapes.items() if len(lengths) > 1}
-    reshaped |= {name for name, value in found.items() if value == -math.inf}
-    lost = reshaped | {name for name, value in found.items() if value < LEAST_DB}
-    return replacements_for(model, lost, reshaped, gives=not job.weights.large)
+    incomparable = {str(name) for (name, _), lengths in shapes.items() if len(lengths) > 1}
+    incomparable |= {name for name, value in found.items() if value == -math.inf}
+    lost = incomparable | {name for name, value in found.items() if value < LEAST_DB}
+    return replacements_for(model, lost, incomparable, gives=not job.weights.large)
 
 
 def _plan(job: Job, found: TensorRanges) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -348,14 +348,6 @@ def test_of_kinds_of_samples_that_alternate_all_judge_and_all_give_ranges(total:
     assert max(held) <= 1.5 * even
 
 
-@dataclass(frozen=True)
-class Sources:
-    """What holding out changes of a job."""
-
-    source: Source
-    held: Source | None = None
-
-
 @pytest.mark.parametrize("kinds", [2, 4])
 def test_held_sequences_are_whole_and_have_every_kind(kinds: int) -> None:
     """Sequences of eight steps whose kinds alternate: ranges and judgement see each kind."""
@@ -363,9 +355,9 @@ def test_held_sequences_are_whole_and_have_every_kind(kinds: int) -> None:
     rows = Rows(
         "d", steps * count, lambda _: iter(()), starts=lambda _: (range(0, steps * count, steps), steps * count)
     )
-    source = Source((), rows)
-    job: Any = holding._hold_out_sequences(Sources(source), source)  # type: ignore[arg-type]
-    ranged, judging = job.source.picked, job.held.picked
+    ranged, judging = (
+        each.picked if each and each.picked else () for each in holding._parted_sequences(Source((), rows))
+    )
     assert sorted([*ranged, *judging]) == [*range(steps * count)]
     sequences = {position // steps for position in judging}
     assert len(judging) == steps * len(sequences) == steps * count // 4
