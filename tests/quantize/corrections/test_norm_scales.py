@@ -102,7 +102,7 @@ def test_the_job_before_is_kept(tmp_path: Path) -> None:
 
 
 def test_float_is_written_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliver, "_why_not", lambda job, trial: "a test asks for float")
+    monkeypatch.setattr(deliver, "why_not", lambda job, trial: "a test asks for float")
     monkeypatch.setattr(deliver, "_given_if_faster", lambda *arguments: None)
     model = written(tmp_path, 30)
     made = quantized(model, "float", force_int8=False)

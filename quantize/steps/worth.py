@@ -1,0 +1,65 @@
+"""Decide whether an INT8 model is worth writing, and say why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...transforms.int8.reasons import ALREADY, INTEGER
+from ..job import Job, Trial
+from ..runtime.timing import Latency
+from .judge import is_slower, promised
+
+LOSES = "int8 loses too much accuracy, judged by"
+WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
+MOST_DOUBT = 0.1  # a larger gain is believed, however unsure the times of a busy machine are
+INTEGER_ALREADY = frozenset({ALREADY.code, INTEGER.code})  # reasons of float units that compute in integers already
+
+
+def why_not(job: Job, trial: Trial) -> str:
+    """Return why the INT8 model is not worth writing; empty when it is."""
+    plan = trial.candidate.plan
+    if not plan.has_int8:
+        more = any(plan.choices[unit.name].reason.code in INTEGER_ALREADY for unit in plan.units)
+        if trial.candidate.placement.how != "rules":
+            others = "what is not in integers yet" if more else "every unit"
+            return f"the placement keeps {others} in float"
+        return f"nothing {'more ' if more else ''}in this model can become int8"
+    if not job.judged:  # random inputs are no evidence against a model
+        return ""
+    judged = promised(job, trial.accuracy)
+    by_speed = judged.kept or is_slower(job, trial.latencies)  # of a slow model, no weights were corrected
+    return too_slow(job, trial) if by_speed else f"{LOSES} {judged}"
+
+
+def too_slow(job: Job, trial: Trial) -> str:
+    """Return why an INT8 model is too slow; empty when it is fast enough, or its time does not count.
+
+    A loss of accuracy needs a gain: with a relative error of 5 %, INT8 must be 1.05 times as fast as the faster float
+    model. With several batch sizes, INT8 is too slow if at one of them it loses as much as it gains at any of them: the
+    worst ratio to the faster model decides, as between plans. A gain within the uncertainty of the times is none.
+    """
+    if not job.policy.timed or not trial.latencies:
+        return ""
+    gains = [latency.gain for latency in trial.latencies]
+    gain = max(gains) / max(1.0, 1 / min(gains))
+    needed = max(WORTHWHILE, 1 + promised(job, trial.accuracy).error) if job.judged else WORTHWHILE
+    unsure = min(max(each.uncertainty for each in trial.latencies), MOST_DOUBT)
+    if gain >= max(needed, 1 + unsure):
+        return ""
+    first = trial.latencies[0]
+    plain = "" if first.gain == first.speedup else f", {first.gain:.2f}x the speed of {job.simple_name}"
+    price = f"; an error of {100 * (needed - 1):.0f} % needs {needed:.2f}x" if WORTHWHILE <= gain < needed else ""
+    price = f"; the times are unsure by {100 * unsure:.0f} %, which is more" if gain >= needed else price
+    return f"int8 gains too little here: {speeds_text(job, trial.latencies)}{plain}{price}"
+
+
+def speeds_text(job: Job, latencies: Sequence[Latency]) -> str:
+    """Return speed-ups as text, with the batch sizes if there are several."""
+    of = f" the speed of {job.opponent}"
+    doubts = [f" ({each.doubt})" if each.doubt else "" for each in latencies]
+    if len(latencies) == 1:
+        return f"{latencies[0].speedup:.2f}x{of}{doubts[0]}"
+    first, *others = (
+        f"{each.speedup:.2f}x{{}} at {each.name}{told}" for each, told in zip(latencies, doubts, strict=True)
+    )
+    return ", ".join([first.format(of), *(text.format("") for text in others)])
