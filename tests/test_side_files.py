@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from requant import RequantError
-from requant.calibration import DataSpec, load_ranges, parse_rule, save_ranges
+from requant.calibration import load_ranges, parse_rule, save_ranges
 from requant.calibration.files import merge_files
 from requant.calibration.log import is_log, load_log, log_text
 from requant.calibration.overrides import load_overrides
@@ -40,7 +39,7 @@ from requant.quantize.report.render import render_report
 from requant.quantize.runtime.compiled_for import KEY, compiled_for, this_machine
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity import cache
-from requant.quantize.steps import search
+from requant.quantize.steps import tried
 from requant.quantize.steps.emit import plan_by_rules
 from requant.system.log_records import MIN_MAX
 from requant.transforms import run
@@ -342,24 +341,13 @@ def test_damaged_trials_are_left_out_with_one_note(tmp_path: Path, caplog: pytes
 def test_a_search_with_a_damaged_state_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(search, "_key", lambda walk: "k")
-    monkeypatch.setattr(search, "_digest", str)
-    metric, state = SimpleNamespace(higher_is_better=True), tmp_path / "q.onnx.search.json"
-    frontier = Frontier("sqnr", True, math.inf, 20.0)
-    goal = SimpleNamespace(metric=metric)
-    source = SimpleNamespace(reference=DataSpec("a.npz"))
-    walk: Any = SimpleNamespace(state=state, goal=goal, frontier=frontier, source=source)
-    walk.plan_at = lambda price: f"plan at {price}"
-    point = Point(0.1, math.inf, 2.0, 3, True, "plan at 0.1")
-    walk.frontier = replace(frontier, points=(point,))
-    search._save_tried(walk)
-    walk.frontier = frontier
-    search._load_tried(walk)
-    assert walk.frontier.points == (point,)
-    walk.frontier = frontier
+    monkeypatch.setattr(tried, "plan_key", str)
+    state, point = tmp_path / "q.onnx.search.json", Point(0.1, math.inf, 2.0, 3, True, "plan at 0.1")
+    plan_at: Any = "plan at {}".format
+    tried.save_tried(state, "k", Frontier("sqnr", True, math.inf, 20.0, points=(point,)))
+    assert tried.load_tried(state, lambda: "k", plan_at) == (point,)
     state.write_text(state.read_text().replace('"speedup": 2.0', '"speedup": "fast"'))
-    search._load_tried(walk)
-    assert walk.frontier.points == ()
+    assert tried.load_tried(state, lambda: "k", plan_at) == ()
     assert "the search begins anew" in caplog.text
 
 

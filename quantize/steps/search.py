@@ -8,13 +8,12 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.decoding import Finite, Natural, Number, convert, load_json, plain_number
-from ...calibration.files import write_atomically
 from ...calibration.kept import kept
 from ...calibration.session import ModelSource
 from ...calibration.sources import DataSource, Source
@@ -28,20 +27,16 @@ from ..accuracy.pair import time_models
 from ..accuracy.probabilities import probability_outputs
 from ..job import Candidate, Evidence, Job, Placement
 from ..placement.measuring import Write
-from ..placement.priced_plans import plans_by_price
+from ..placement.priced_plans import PricedPlans, plans_by_price
 from ..placement.search import place
 from ..runtime.inputs import open_data
 from ..runtime.session import Runner
 from .emit import correct, plan_by_rules
 from .evidence import gather_evidence
+from .prices import next_price
 from .ranges import TensorRanges
+from .tried import load_tried, plan_key, save_tried
 
-PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
-"""Prices of all noise, as a share of the float model's run time; the search refines between two of them."""
-FIRST = 2
-"""The index of the first price: by the exchange of medium effort, that of a relative error of 5 %."""
-FINER = 4
-"""Prices to try between two neighbours."""
 TIMED = 1.0
 """Seconds for which a candidate is timed against float."""
 
@@ -80,28 +75,8 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """A `Point` in the file."""
-
-    price: Finite
-    value: Number
-    speedup: Finite
-    int8_units: Natural
-    kept: bool
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """The file with the models that a search has tried, for the search whose digest is `key`."""
-
-    key: str
-    points: tuple[_Row, ...]
-
-
-@dataclass
 class _Search:
-    """A search. It keeps its state, so that an interrupted one has what it found.
+    """What a search works with.
 
     Attributes:
         job: The job.
@@ -112,29 +87,38 @@ class _Search:
         write: Writes a plan into a model.
         source: The data of the metric.
         reference: The metric with the outputs of the float model.
-        state: The file with the models tried so far.
-        frontier: These models.
         start: When the search began, by the monotonic clock.
-        candidates: The models that were emitted in this process, by the digest of their plan.
     """
 
     job: Job
     ranges: TensorRanges
     goal: Goal
     evidence: Evidence
-    plan_at: Callable[[float], Plan]
+    plan_at: PricedPlans
     write: Write
     source: Source
     reference: Reference
-    state: Path
-    frontier: Frontier
     start: float
-    candidates: dict[str, Candidate] = field(default_factory=dict)
 
     @property
     def late(self) -> bool:
         """Whether the time is up."""
         return time.monotonic() - self.start >= self.goal.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a search has found so far.
+
+    Attributes:
+        frontier: The models that were tried.
+        kept: By price of noise that was tried, whether its model keeps the bar.
+        candidates: The models that were emitted in this process, by the digest of their plan.
+    """
+
+    frontier: Frontier
+    kept: Mapping[float, bool] = field(default_factory=dict)
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)
 
 
 def open_goal(job: Job, goal: Goal) -> tuple[Source, Goal]:
@@ -177,80 +161,80 @@ def search(
     Raises:
         RequantError: The metric or its data cannot be used.
     """
+    run, frontier = _begin(job, ranges, goal, source)
+    state, before = Path(state), frontier.before
+    found = begun = _Found(_with_points(frontier, _recalled(run, frontier, state)))
+    done = interrupted = False
+    try:
+        for found in _states(run, begun):
+            save_tried(state, _key(run, before), found.frontier)
+        done = next_price(found.kept) is None
+    except KeyboardInterrupt:
+        if not found.frontier.points:
+            raise
+        interrupted = True
+    seconds = time.monotonic() - run.start
+    frontier = replace(found.frontier, seconds=seconds, done=done, interrupted=interrupted)
+    best = frontier.best or frontier.most_accurate
+    if best is None:
+        return None, frontier
+    known = found.candidates.get(best.digest)  # None if an earlier run has found it
+    return known or _emit(run, run.plan_at(best.price)), frontier
+
+
+def _begin(job: Job, ranges: TensorRanges, goal: Goal, source: Source) -> tuple[_Search, Frontier]:
+    """Score the float model and find the noise and the costs; return the search, and its frontier without models."""
     start = time.monotonic()
-    reference = Reference(goal.metric, job.reference)
+    metric, reference = goal.metric, Reference(goal.metric, job.reference)
     before = _scored(job, job.reference, source, reference)
-    bar = goal.allowance.bar(goal.metric, before)
+    bar = goal.allowance.bar(metric, before)
     overlap = same_data(job.source, source) if job.source is not None else 0.0
-    metric = goal.metric
     frontier = Frontier(metric.name, metric.higher_is_better, before, bar, same_data=overlap, unit=metric.unit)
     evidence = gather_evidence(job, ranges)
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plan_at = plans_by_price(job, facts, rules, write, evidence.noise)
-    run = _Search(job, ranges, goal, evidence, plan_at, write, source, reference, Path(state), frontier, start)
-    _load_tried(run)
-    done = interrupted = False
-    try:
-        # a measured placement tries several plans for a price, and times whole models
-        if job.policy.how == "measured" and not run.late:
-            _try_plan(run, plan_at.usual_price, place(job, facts, rules, write, evidence.noise)[0].plan)
-        done = _bisect(run)
-    except KeyboardInterrupt:
-        if not run.frontier.points:
-            raise
-        interrupted = True
-    seconds = time.monotonic() - start
-    run.frontier = replace(run.frontier, seconds=seconds, done=done, interrupted=interrupted)
-    best = run.frontier.best or run.frontier.most_accurate
-    if best is None:
-        return None, run.frontier
-    if best.digest not in run.candidates:  # found by an earlier run
-        _emit_once(run, run.plan_at(best.price))
-    return run.candidates[best.digest], run.frontier
+    return _Search(job, ranges, goal, evidence, plan_at, write, source, reference, start), frontier
 
 
-def _bisect(run: _Search) -> bool:
-    """Find the least price that keeps the bar, among `PRICES`, then between two; return whether there was time."""
-    low, high = -1, len(PRICES)  # the highest that misses, the least that keeps
-    middle = FIRST
-    while high - low > 1:
-        if run.late:
-            return False
-        low, high = (low, middle) if _try_plan(run, PRICES[middle]).kept else (middle, high)
-        middle = (low + high) // 2
-    if low < 0 or high == len(PRICES):
-        return True
-    least, most = PRICES[low], PRICES[high]
-    for _ in range(FINER):
-        if run.late:
-            return False
-        between = math.sqrt(least * most) if least else most / 2
-        least, most = (least, between) if _try_plan(run, between).kept else (between, most)
-    return True
+def _recalled(run: _Search, frontier: Frontier, state: Path) -> list[Point]:
+    """Return the models that an interrupted search has tried, judged by the bar of this one.
 
-
-def _try_plan(run: _Search, price: float, plan: Plan | None = None) -> Point:
-    """Emit, judge and time the model of a plan, unless it was tried before.
-
-    Args:
-        run: The search.
-        price: The price of noise.
-        plan: The plan; None for the cheapest one at this price.
+    Nothing tells whether Python objects are the same data as before, so that a search with them begins anew.
     """
-    plan = run.plan_at(price) if plan is None else plan
-    digest = _digest(plan)
-    known = next((point for point in run.frontier.points if point.digest == digest), None)
+    if not os.path.lexists(state) or run.source.reference is None:
+        return []
+    tried = load_tried(state, partial(_key, run, frontier.before), run.plan_at)
+    return [replace(point, kept=reaches(run.goal.metric, point.value, frontier.bar)) for point in tried]
+
+
+def _states(run: _Search, found: _Found) -> Iterator[_Found]:
+    """Try one model after another, and yield what is found after each; end at the last price, or when time is up."""
+    plans = run.plan_at
+    # a measured placement tries several plans for a price, and times whole models
+    if run.job.policy.how == "measured" and not run.late:
+        usual = place(run.job, plans.facts, plans.rules, run.write, plans.noise)[0].plan
+        found, _ = _try_plan(run, found, plans.usual_price, usual)
+        yield found
+    while (price := next_price(found.kept)) is not None and not run.late:
+        found, point = _try_plan(run, found, price, plans(price))
+        found = replace(found, kept={**found.kept, price: point.kept})
+        yield found
+
+
+def _try_plan(run: _Search, found: _Found, price: float, plan: Plan) -> tuple[_Found, Point]:
+    """Emit, judge and time the model of a plan at a price of noise, unless it was tried before."""
+    key, frontier = plan_key(plan), found.frontier
+    known = next((point for point in frontier.points if point.digest == key), None)
     if known is not None:
-        return known
-    run.job.progress(_progress_text(run), len(run.frontier.points), None)
-    candidate = _emit_once(run, plan)
+        return found, known
+    run.job.progress(_progress_text(frontier), len(frontier.points), None)
+    candidate = _emit(run, plan)
     value, speedup = _measured(run, candidate)
     units = sum(plan.impl(unit).int8 for unit in plan.units)
-    is_kept = speedup > 0 and reaches(run.goal.metric, value, run.frontier.bar)
-    point = Point(price, value, speedup, units, is_kept, digest)
-    run.frontier = _with_points(run.frontier, sorted((*run.frontier.points, point), key=lambda each: -each.speedup))
-    _save_tried(run)
-    return point
+    is_kept = speedup > 0 and reaches(run.goal.metric, value, frontier.bar)
+    point = Point(price, value, speedup, units, is_kept, key)
+    frontier = _with_points(frontier, sorted((*frontier.points, point), key=lambda each: -each.speedup))
+    return replace(found, frontier=frontier, candidates={**found.candidates, key: candidate}), point
 
 
 def _with_points(frontier: Frontier, points: Sequence[Point]) -> Frontier:
@@ -284,19 +268,10 @@ def _scored(job: Job, model: ModelSource, source: Source, reference: Reference) 
     return found.value
 
 
-def _emit_once(run: _Search, plan: Plan) -> Candidate:
-    """Return the corrected model of a plan; each plan is emitted once."""
-    digest = _digest(plan)
-    if digest not in run.candidates:
-        made = correct(run.job, run.ranges, run.write(plan))
-        run.candidates[digest] = replace(made, placement=Placement("search"), evidence=run.evidence)
-    return run.candidates[digest]
-
-
-def _digest(plan: Plan) -> str:
-    """Return a digest of the implementations of a plan."""
-    text = json.dumps([[unit.name, plan.impl(unit).value] for unit in plan.units])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _emit(run: _Search, plan: Plan) -> Candidate:
+    """Return the corrected model of a plan."""
+    made = correct(run.job, run.ranges, run.write(plan))
+    return replace(made, placement=Placement("search"), evidence=run.evidence)
 
 
 def _speedup(run: _Search, candidate: Candidate) -> float:
@@ -316,19 +291,23 @@ def _speedup(run: _Search, candidate: Candidate) -> float:
     return min((latency.speedup for latency in latencies), default=1.0)
 
 
-def _progress_text(run: _Search) -> str:
+def _progress_text(frontier: Frontier) -> str:
     """Return the progress of the search as text."""
-    best = run.frontier.best
+    best = frontier.best
     found = "no model keeps the bar yet" if best is None else f"{best.speedup:.2f}x at {best.value:.4g}"
     return f"search: {found}"
 
 
-def _key(run: _Search) -> str:
+def _key(run: _Search, before: float) -> str:
     """Return a digest of the model, the machine with its threads and runtime, the data, the metric and the options.
 
     Data count by the size and time of their files.
+
+    Args:
+        run: The search.
+        before: The float model's score.
     """
-    goal, frontier, job = run.goal, run.frontier, run.job
+    goal, job = run.goal, run.job
     tensors = sorted((name, tuple(map(float, span))) for name, span in run.ranges.ranges.items())
     asked = [
         job.identity,
@@ -336,39 +315,8 @@ def _key(run: _Search) -> str:
         job.asked(),
         job.options.batches,
         goal.metric.name,
-        frontier.before,
+        before,
         data_stamp(run.source, run.source.length),
         tensors,
     ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _save_tried(run: _Search) -> None:
-    """Save the models that were tried."""
-    if run.state.is_symlink():  # writing would replace the file that it names
-        return
-    # the next run tries models without a score again
-    rows = [{**asdict(point), "value": plain_number(point.value)} for point in run.frontier.scored]
-    write_atomically(run.state, json.dumps({"key": _key(run), "points": rows}).encode(), output=False)
-
-
-def _load_tried(run: _Search) -> None:
-    """Load the models that an interrupted search of the same model, data and goal has tried.
-
-    Costs are measured again, so a price may give another plan now; then its model is tried again. Nothing tells whether
-    Python objects are the same data as before, so that a search with them begins anew.
-    """
-    if not os.path.lexists(run.state) or run.source.reference is None:
-        return
-    try:
-        found = convert(load_json(run.state, "state of a search"), _State, f"{run.state}: malformed state of a search")
-    except RequantError as error:
-        logging.getLogger("requant").warning("requant: %s; the search begins anew", error)
-        return
-    rows = found.points if found.key == _key(run) else ()
-    same = (row for row in rows if _digest(run.plan_at(row.price)) == row.digest)
-    bar, metric = run.frontier.bar, run.goal.metric
-    tried = (Point(**{**asdict(row), "value": float(row.value)}) for row in same)
-    run.frontier = _with_points(
-        run.frontier, [replace(point, kept=reaches(metric, point.value, bar)) for point in tried]
-    )

@@ -32,6 +32,8 @@ from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.measuring import Write
 from requant.quantize.runtime.runtimes import STOCK
 from requant.quantize.steps import search as frontier
+from requant.quantize.steps.prices import FINER, FIRST, PRICES, next_price
+from requant.quantize.steps.tried import plan_key, save_tried
 from requant.transforms.int8.plan import Choice, Impl, Plan
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
@@ -146,7 +148,7 @@ def test_a_bar_out_of_reach_leaves_the_best_and_exit_code_1(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_an_interrupted_search_leaves_the_best_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Plan] = []
-    emitted = frontier._emit_once
+    emitted = frontier._emit
 
     def counted(walk: Any, plan: Plan) -> Any:
         tried.append(plan)
@@ -154,7 +156,7 @@ def test_an_interrupted_search_leaves_the_best_and_goes_on(tmp_path: Path, monke
             raise KeyboardInterrupt
         return emitted(walk, plan)
 
-    monkeypatch.setattr(frontier, "_emit_once", counted)
+    monkeypatch.setattr(frontier, "_emit", counted)
     output = tmp_path / "out.onnx"
     with pytest.raises(KeyboardInterrupt, match="best model so far"):
         search_model(MODEL, f"{DATA}:calib", output, goal("0.00001%"), OPTIONS)
@@ -179,16 +181,16 @@ def test_an_interrupted_search_forgets_models_that_its_prices_no_longer_give(
 ) -> None:
     """Costs are measured again, so a price of the first run may give another plan in the second one."""
     output = tmp_path / "out.onnx"
-    remember = frontier._save_tried
+    remember = save_tried
 
-    def interrupted(walk: Any) -> None:
-        remember(walk)
+    def interrupted(*arguments: Any) -> None:
+        remember(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(frontier, "_save_tried", interrupted)
+    monkeypatch.setattr(frontier, "save_tried", interrupted)
     with pytest.raises(KeyboardInterrupt):
         search_model(MODEL, f"{DATA}:calib", output, goal("50%"), OPTIONS)
-    monkeypatch.setattr(frontier, "_save_tried", remember)
+    monkeypatch.setattr(frontier, "save_tried", remember)
     kept = tmp_path / "out.onnx.search.json"
     state = json.loads(kept.read_text())
     state["points"] = [{**point, "digest": "0" * 16, "speedup": 99.0} for point in state["points"]]
@@ -218,24 +220,42 @@ def test_scores_of_other_data_are_not_reused(change: Any, recalled: int, tmp_pat
     """A file of the same name may hold other data, and nothing tells whether Python objects are the same."""
     place, plan = tmp_path / "eval.npz", SimpleNamespace(units=())
     np.savez(place, image=np.zeros((2, 1, 8, 8), np.float32))
-    tried = Point(0.0, 30.0, 2.0, 1, True, frontier._digest(cast(Plan, plan)))
+    tried = Point(0.0, 30.0, 2.0, 1, True, plan_key(cast(Plan, plan)))
 
-    def walk(source: Any, points: tuple[Point, ...] = ()) -> Any:
+    def walk(source: Any) -> Any:
         return SimpleNamespace(
             goal=goal("50%"),
-            frontier=Frontier("sqnr", True, math.inf, 20.0, points=points),
             job=SimpleNamespace(identity="", runtime=STOCK, options=OPTIONS, asked=dict),
             ranges=SimpleNamespace(ranges={}),
             source=source,
-            state=tmp_path / "state.json",
             plan_at=lambda _: plan,
         )
 
     source = open_source(DataSpec(str(place)), input_specs(open_session(MODEL)))
-    frontier._save_tried(walk(source, (tried,)))
-    again = walk(change(source, place))
-    frontier._load_tried(again)
-    assert len(again.frontier.points) == recalled
+    state, found = tmp_path / "state.json", Frontier("sqnr", True, math.inf, 20.0, points=(tried,))
+    save_tried(state, frontier._key(walk(source), found.before), found)
+    assert len(frontier._recalled(walk(change(source, place)), found, state)) == recalled
+
+
+@given(st.floats(-0.1, 8.0))
+def test_the_least_price_that_keeps_the_bar_is_found(least: float) -> None:
+    """Prices at and above `least` keep the bar: the answers end close to it, and no price is tried twice."""
+    kept: dict[float, bool] = {}
+    while (price := next_price(kept)) is not None:
+        assert price not in kept
+        kept[price] = price >= least
+    assert next(iter(kept)) == PRICES[FIRST]
+    keeps, misses = ([price for price in kept if kept[price] is wanted] for wanted in (True, False))
+    if least <= 0:
+        assert min(keeps) == 0
+    elif least > PRICES[-1]:
+        assert max(misses) == PRICES[-1]
+    else:
+        above = next(index for index, price in enumerate(PRICES) if price >= least)
+        assert max(misses) < least <= min(keeps)
+        assert PRICES[above - 1] <= max(misses)
+        assert min(keeps) <= PRICES[above]
+        assert sum(price not in PRICES for price in kept) == FINER
 
 
 def test_the_placement_without_a_goal_is_the_first_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +272,7 @@ def test_the_placement_without_a_goal_is_the_first_model(tmp_path: Path, monkeyp
     tried = search_model(MODEL, f"{DATA}:calib", tmp_path / "out.onnx", goal("50%"), options).search
     assert tried is not None
     assert len(tried.points) > 1
-    assert frontier._digest(plans[0]) in {point.digest for point in tried.points}
+    assert plan_key(plans[0]) in {point.digest for point in tried.points}
 
 
 def test_the_clock_ends_it(tmp_path: Path) -> None:
