@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..transforms.int8.qparams import Scheme
+    from .accuracy.class_scores import ClassScores
     from .accuracy.compare import Comparison, compare_models
     from .accuracy.float_nodes import FloatNode
     from .accuracy.frontier import Frontier, Point
@@ -40,6 +41,7 @@ __all__ = [
     "Calibration",
     "Check",
     "CheckOptions",
+    "ClassScores",
     "Comparison",
     "Compiled",
     "Differences",
@@ -86,6 +88,7 @@ __all__ = [
 
 HOMES = {
     "..transforms.int8.qparams": ("Scheme",),
+    ".accuracy.class_scores": ("ClassScores",),
     ".accuracy.outputs": ("Accuracy", "Labelled"),
     ".api": ("measure_costs", "quantize_model", "search_model"),
     ".project.fastest": ("quantize_fastest",),

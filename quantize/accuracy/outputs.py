@@ -20,6 +20,7 @@ from ...calibration.samples import Sample
 from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
 from .choices import into
+from .class_scores import ClassScores
 from .classes import Array, Interval, Outputs, Tally, Z, is_float
 from .halves import Halves
 from .labels import check_classes, whole
@@ -89,70 +90,64 @@ class Accuracy:
 
     Attributes:
         samples: The number of samples.
-        agreement: The share of equal top-1 predictions, 0..1; None if no output holds scores per class.
+        scores: What the scores per class tell without labels; None if no output holds such scores.
         sqnr_db: The SQNR of each float output in dB; infinite if the outputs are equal.
         labelled: Counts against the labels; None without labels.
-        predicted_drop: The drop of top-1 accuracy that follows from the float model's probabilities, -1..1: the mean of
-            p(class of the float model) - p(class of the INT8 model). It needs no labels. None if no output holds scores
-            per class.
-        predictions: The number of predictions.
-        whole_drop: The predicted drop of whole items: a sequence counts as right if each of its predictions is. None if
-            there is no predicted drop.
-        whole_interval: The 95 % confidence interval of `whole_drop`, for other data of the same kind.
-        items: The number of items.
-        confidence: The mean of p(class of the float model), 0..1; None if no output holds scores per class.
-        classes: The number of classes, of outputs with different numbers their harmonic mean; 0 if no output holds
-            scores per class.
-        maps: Whether an item has a map of predictions, as in segmentation.
-        class_output: The name of the output that holds scores per class; empty without one.
-        sound: Whether labels say so, or its rows are probabilities; if not, it may be an embedding.
+        whole_labelled: Counts of whole items, which are right if each of their predictions with a label is; None
+            without labels, where an item has one prediction, and for maps.
         parts_db: By output that holds several quantities: its quiet part as an index, and the SQNR of this part in dB.
+        low_db: The lower end of the 95 % confidence interval of each SQNR, for other data of the same kind.
         divergence: The mean Kullback-Leibler divergence of the next token's distribution, in nats; None if no output
             scores tokens.
         states: The outputs that feed the next sample. They are no results: their noise counts in the results of later
             samples, since each model carries its own state.
         worst_sample: The sample whose result has the lowest SQNR; None if no sample stands out.
-        low_db: The lower end of the 95 % confidence interval of each SQNR, for other data of the same kind.
-        left_out: The outputs that may hold scores per class too, but whose classes are not counted.
         halves: By float output: how many values are above 0.5 in both models, and in one of them. `quantize` and
             `compare` keep those of the outputs that a Sigmoid writes.
         replaced: By output that is not compared itself, since the model chooses it by its own scores: its own SQNR in
             dB; NaN for integers.
         saturated: The heads of classes whose probabilities are all nearly 0 or 1, so that their noise does not show.
             In `sqnr_db` their logits stand in their place, where both models have them.
-        whole_labelled: Counts of whole items, which are right if each of their predictions with a label is; None
-            without labels, where an item has one prediction, and for maps.
     """
 
     samples: int
-    agreement: float | None
+    scores: ClassScores | None
     sqnr_db: Mapping[str, float]
     labelled: Labelled | None = None
-    predicted_drop: float | None = None
-    predictions: int = 0
-    whole_drop: float | None = None
-    whole_interval: Interval | None = None
-    items: int = 0
-    confidence: float | None = None
-    classes: int = 0
-    maps: bool = False
-    class_output: str = ""
-    sound: bool = True
+    whole_labelled: Labelled | None = None
     parts_db: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    low_db: Mapping[str, float] = field(default_factory=dict)
     divergence: float | None = None
     states: frozenset[str] = frozenset()
     worst_sample: WorstSample | None = None
-    low_db: Mapping[str, float] = field(default_factory=dict)
-    whole_labelled: Labelled | None = None
-    left_out: tuple[str, ...] = ()
     halves: Mapping[str, Halves] = field(default_factory=dict)
     replaced: Mapping[str, float] = field(default_factory=dict)
     saturated: frozenset[str] = frozenset()
 
     @property
+    def class_output(self) -> str:
+        """The name of the output that holds scores per class; empty without one."""
+        return "" if self.scores is None else self.scores.output
+
+    @property
+    def predictions(self) -> int:
+        """The number of predictions; 0 if no output holds scores per class."""
+        return 0 if self.scores is None else self.scores.predictions
+
+    @property
     def changed(self) -> int:
         """The number of predictions that differ."""
-        return 0 if self.agreement is None else self.predictions - round(self.agreement * self.predictions)
+        return 0 if self.scores is None else self.scores.changed
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of equal top-1 predictions, 0..1; None if no output holds scores per class."""
+        return None if self.scores is None else self.scores.agreement
+
+    @property
+    def predicted_drop(self) -> float | None:
+        """The drop of top-1 accuracy that `scores` predict, -1..1; None if no output holds scores per class."""
+        return None if self.scores is None else self.scores.predicted_drop
 
     @property
     def agreement_interval(self) -> Interval | None:
@@ -273,29 +268,40 @@ class _Sums:
 
     def result(self) -> Accuracy:
         """Return the comparison of the samples so far."""
-        sqnr, labelled, found = self.each.sqnr_db(), _labelled(self.correct), self.classes
-        parts, tokens = self._parts_db(), self.tokens.mean
-        plain = Accuracy(self.samples, None, sqnr, labelled, parts_db=parts, divergence=tokens, states=self.states)
-        worst = self.each.worst(_results(sqnr, self.states))
-        plain = replace(plain, worst_sample=worst, low_db=self.each.low_db(), halves=self.halves)
+        sqnr, found = self.each.sqnr_db(), self.classes
+        return Accuracy(
+            self.samples,
+            self._scores(),
+            sqnr,
+            labelled=_labelled(self.correct),
+            whole_labelled=_labelled(self.whole) if found.known and not found.maps else None,
+            parts_db=self._parts_db(),
+            low_db=self.each.low_db(),
+            divergence=self.tokens.mean,
+            states=self.states,
+            worst_sample=self.each.worst(_results(sqnr, self.states)),
+            halves=self.halves,
+            saturated=found.saturated if found.known else frozenset(),
+        )
+
+    def _scores(self) -> ClassScores | None:
+        """Return what the scores per class tell; None without any."""
+        found = self.classes
         if not found.known:
-            return plain
+            return None
         count = found.predictions
-        return replace(
-            plain,
+        return ClassScores(
+            output=found.output,
+            classes=found.classes,
+            predictions=count,
             agreement=found.equal / count,
             predicted_drop=found.lost / count,
-            predictions=count,
+            items=len(found.whole),
             whole_drop=statistics.fmean(found.whole),
             whole_interval=found.drop_interval,
-            items=len(found.whole),
             confidence=found.sure / count,
-            classes=found.classes,
             maps=found.maps,
-            class_output=found.output,
             sound=found.sound,
-            saturated=found.saturated,
-            whole_labelled=None if found.maps else _labelled(self.whole),
             left_out=tuple(sorted(found.left_out - found.heads - self.states)),
         )
 
@@ -304,9 +310,7 @@ def of_fixed_classes(accuracy: Accuracy, frames: Collection[str]) -> Accuracy:
     """Return a comparison without labels; without classes if their output is one of `frames`, see `open_rows`."""
     if accuracy.labelled is not None or accuracy.class_output not in frames:
         return accuracy
-    plain = Accuracy(accuracy.samples, None, accuracy.sqnr_db, parts_db=accuracy.parts_db, states=accuracy.states)
-    plain = replace(plain, divergence=accuracy.divergence, worst_sample=accuracy.worst_sample, low_db=accuracy.low_db)
-    return replace(plain, halves=accuracy.halves, replaced=accuracy.replaced)
+    return replace(accuracy, scores=None, saturated=frozenset())
 
 
 def of_sigmoids(accuracy: Accuracy, outputs: Collection[str]) -> Accuracy:
@@ -466,13 +470,13 @@ def accuracy_json(accuracy: Accuracy, *, apart: bool = True) -> dict[str, Any]:
         apart: Whether the samples gave no ranges; if they did, the intervals for other data are unknown.
     """
     labelled, agreed = accuracy.labelled, accuracy.agreement_interval if apart else None
-    whole, lows = (accuracy.whole_interval, accuracy.least_db) if apart else (None, lambda _: math.nan)
+    scores, lows = accuracy.scores, accuracy.least_db if apart else lambda _: math.nan
     return {
         "agreement": accuracy.agreement,
         "agreement_interval": agreed and list(agreed),
         "predicted_drop": accuracy.predicted_drop,
-        "predicted_item_drop": accuracy.whole_drop,
-        "predicted_item_drop_interval": whole and list(whole),
+        "predicted_item_drop": scores and scores.whole_drop,
+        "predicted_item_drop_interval": list(scores.whole_interval) if scores and apart else None,
         "items": labelled and labelled.items,
         "float_accuracy": labelled and labelled.float_accuracy,
         "int8_accuracy": labelled and labelled.int8_accuracy,

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...system.printable import number_of
+from .class_scores import ClassScores
 from .classes import FEWEST
 from .logits import INTO_SOFTMAX
 from .outputs import Accuracy
@@ -98,16 +99,17 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
         apart: Whether the samples gave no ranges. If they did, other data may lose more: no text speaks of confidence.
     """
     by_class = _by_labels(accuracy) or _by_scores(accuracy, apart)
-    many = accuracy.items >= FEWEST and accuracy.predictions == accuracy.items
+    scores = accuracy.scores
+    many = scores is not None and scores.items >= FEWEST and scores.of_items
     alone = by_class is not None and (by_class.judge == "labels" or many)
     classes = _of_classes(accuracy) if alone else ()
     others = {name: value for name, value in accuracy.results_db.items() if name not in classes}
-    scores = {name: value for name, value in others.items() if holds_scores(name)}
-    if not accuracy.sound and accuracy.class_output in accuracy.results_db:
-        scores[accuracy.class_output] = accuracy.results_db[accuracy.class_output]
-    parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in scores.items()}}
+    ranked = {name: value for name, value in others.items() if holds_scores(name)}
+    if scores is not None and not scores.sound and scores.output in accuracy.results_db:
+        ranked[scores.output] = accuracy.results_db[scores.output]
+    parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in ranked.items()}}
     others = {name: value for name, value in others.items() if not holds_scores(name)}
-    by_part = _by_part(parts, {name: accuracy.least_db(name) for name in scores}, apart) if parts else None
+    by_part = _by_part(parts, {name: accuracy.least_db(name) for name in ranked}, apart) if parts else None
     nothing_else = by_class is None and by_part is None
     low = _low_db(accuracy, others, by_class)
     hidden = hidden_outputs(accuracy)
@@ -127,8 +129,8 @@ def _of_classes(accuracy: Accuracy) -> set[str]:
 
 def _by_labels(accuracy: Accuracy) -> Promise | None:
     """Judge by labels; None without labels that the float model knows, or if chance decides beside a predicted drop."""
-    counts = accuracy.labelled
-    if counts is None or not counts.above_chance(accuracy.classes):
+    counts, scores = accuracy.labelled, accuracy.scores
+    if counts is None or (scores is not None and not counts.above_chance(scores.classes)):
         return None
     drop = counts.float_accuracy - counts.int8_accuracy
     allowed, (low, high) = SHARE * counts.float_accuracy, counts.drop_interval
@@ -147,31 +149,32 @@ def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
 
     Saturated probabilities that predict no drop say nothing; where they predict one, answers have changed.
     """
-    if not predicts(accuracy) or accuracy.whole_drop is None or accuracy.whole_interval is None:
+    scores = accuracy.scores
+    if scores is None or not predicts(accuracy):
         return None
-    high, fine = accuracy.whole_interval[1], accuracy.sqnr_db.get(accuracy.class_output, -math.inf)
+    high, fine = scores.whole_interval[1], accuracy.sqnr_db.get(scores.output, -math.inf)
     if high >= POINTS and fine >= FINE_DB:
-        place = worst_place({accuracy.class_output: fine})
+        place = worst_place({scores.output: fine})
         return _of_worst((fine, fine), f"{decibels_text(fine)} at {place}", FINE_DB)
-    whole = "" if accuracy.predictions == accuracy.items else " of whole sequences"
-    text = f"predicted drop {100 * accuracy.whole_drop:.2f} points{whole}{_from_items(accuracy, apart)}"
+    whole = "" if scores.of_items else " of whole sequences"
+    text = f"predicted drop {100 * scores.whole_drop:.2f} points{whole}{_from_items(scores, apart)}"
     kept = high < POINTS
     if kept and accuracy.saturated:  # a class that changes on none of a few items may still change on others
         return None
-    found = _of_drop("class scores", kept, text, max(accuracy.whole_drop if kept else high, 0.0))
+    found = _of_drop("class scores", kept, text, max(scores.whole_drop if kept else high, 0.0))
     return found if kept else replace(found, excess=min(found.excess, (amplitude(fine) / amplitude(FINE_DB)) ** 2))
 
 
-def _from_items(accuracy: Accuracy, apart: bool) -> str:
+def _from_items(scores: ClassScores, apart: bool) -> str:
     """Return what a predicted drop says of other data, in words, with the number of items behind it.
 
     Where no item changed, the losses have no spread that could tell it: what is sure of n items is that at most about
     3 / n of others change. `apart` is that of `promise`.
     """
-    low, high = accuracy.whole_interval or (0.0, 0.0)
-    counted = number_of(accuracy.items, "item")
+    low, high = scores.whole_interval
+    counted = number_of(scores.items, "item")
     if low == high == 0.0:
-        others = f": with 95 % confidence at most {1 - UNSEEN ** (1 / accuracy.items):.1%} of others change"
+        others = f": with 95 % confidence at most {1 - UNSEEN ** (1 / scores.items):.1%} of others change"
         return f", none of {counted} changed{others if apart else ''}"
     end = f"{100 * high:.2f}"
     told = f"at most {end} with 95 % confidence" if apart else f"{end} with the spread of the items"
@@ -183,7 +186,8 @@ def predicts(accuracy: Accuracy) -> bool:
 
     A map is not judged by its items: hardly ever are all pixels right.
     """
-    return accuracy.items >= LEAST_ITEMS and not accuracy.maps and is_sure(accuracy)
+    scores = accuracy.scores
+    return scores is not None and scores.items >= LEAST_ITEMS and not scores.maps and is_sure(accuracy)
 
 
 def hidden_outputs(accuracy: Accuracy) -> frozenset[str]:
@@ -193,10 +197,10 @@ def hidden_outputs(accuracy: Accuracy) -> frozenset[str]:
 
 def is_sure(accuracy: Accuracy) -> bool:
     """Whether the float model's classes are far enough from chance; an embedding, read as scores, is near it."""
-    if accuracy.confidence is None:
+    if accuracy.scores is None:
         return False
-    chance = 1 / accuracy.classes
-    return accuracy.confidence >= chance + SURE * (1 - chance)
+    chance = 1 / accuracy.scores.classes
+    return accuracy.scores.confidence >= chance + SURE * (1 - chance)
 
 
 def _of_drop(judge: str, kept: bool, text: str, drop: float) -> Promise:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ...system.printable import number_of
 from ..model.files import size_text
 from ..runtime.timing import Latency
+from .class_scores import ClassScores
 from .drop import Versus
 from .logits import INTO_SOFTMAX
 from .outputs import Accuracy, Labelled
@@ -115,9 +116,10 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
     if accuracy.labelled is not None:
         found = accuracy.labelled
         return f"top-1 accuracy {found.float_accuracy:.2%} -> {found.int8_accuracy:.2%} ({where})"
-    if accuracy.agreement is not None and is_sure(accuracy):
-        noun = "answers" if accuracy.predictions == accuracy.items else "predictions"
-        return f"{accuracy.changed} of {accuracy.predictions} {noun} changed{_behind(accuracy)} ({where})"
+    scores = accuracy.scores
+    if scores is not None and is_sure(accuracy):
+        noun = "answers" if scores.of_items else "predictions"
+        return f"{scores.changed} of {scores.predictions} {noun} changed{_behind(accuracy)} ({where})"
     if accuracy.worst_sqnr_db == math.inf:
         return f"the same outputs ({where})"
     place, (part, noise) = min(
@@ -186,11 +188,9 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, apart: boo
     if whole is not None:
         right = f"{whole.float_accuracy:.2%} -> {whole.int8_accuracy:.2%} with all labels right"
         yield "whole items", f"{right}, {whole.broken} broken, {whole.fixed} fixed of {whole.items} ({where})"
-    if labelled is not None and not labelled.above_chance(accuracy.classes):
-        yield (
-            "labels",
-            f"float is right no more often than a guess among {accuracy.classes} classes: check the labels",
-        )
+    scores = accuracy.scores
+    if labelled is not None and scores is not None and not labelled.above_chance(scores.classes):
+        yield "labels", f"float is right no more often than a guess among {scores.classes} classes: check the labels"
     by_class = labelled is not None or is_sure(accuracy)
     if by_class:  # near chance, an agreement says nothing: it may be an embedding
         yield from _class_rows(accuracy, where, shown, apart)
@@ -227,23 +227,22 @@ def _items_row(found: Labelled | Versus, where: str) -> Row:
 
 def _class_rows(accuracy: Accuracy, where: str, shown: str, apart: bool) -> Iterator[Row]:
     """Yield the rows about classes that need no labels; the arguments are those of `accuracy_rows`."""
-    agreed = accuracy.agreement_interval
-    if accuracy.agreement is not None and agreed is not None and shown != "agreement":
-        others = f"; classes of {', '.join(accuracy.left_out)} are not counted" if accuracy.left_out else ""
+    scores, agreed = accuracy.scores, accuracy.agreement_interval
+    if scores is None:
+        return
+    if agreed is not None and shown != "agreement":
+        others = f"; classes of {', '.join(scores.left_out)} are not counted" if scores.left_out else ""
         interval = f", 95 % interval from {agreed[0]:.2%}" if apart else ""
-        yield "top-1 agreement", f"{accuracy.agreement:.2%} ({where}){interval}{others}"
-    if accuracy.predicted_drop and shown != "class scores":
-        whole = _whole(accuracy, apart)
-        yield "predicted drop", f"{points(accuracy.predicted_drop)} points, without labels ({where}){whole}"
+        yield "top-1 agreement", f"{scores.agreement:.2%} ({where}){interval}{others}"
+    if scores.predicted_drop and shown != "class scores":
+        whole = _whole(scores, apart)
+        yield "predicted drop", f"{points(scores.predicted_drop)} points, without labels ({where}){whole}"
 
 
-def _whole(accuracy: Accuracy, apart: bool) -> str:
+def _whole(scores: ClassScores, apart: bool) -> str:
     """Return the predicted drop of whole items, with its interval if `apart`; empty if nothing is known of it."""
-    if accuracy.whole_drop is None or accuracy.whole_interval is None:
-        return ""
-    low, high = accuracy.whole_interval
-    whole = accuracy.items != accuracy.predictions
-    told = [f"{points(accuracy.whole_drop)} points of whole items"] if whole else []
+    low, high = scores.whole_interval
+    told = [] if scores.of_items else [f"{points(scores.whole_drop)} points of whole items"]
     told += [f"95 % interval {points(low)} to {points(high)}"] if apart else []
     return f"; {', '.join(told)}" if told else ""
 

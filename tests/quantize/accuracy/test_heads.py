@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +12,8 @@ from requant.calibration.samples import Sample
 from requant.quantize.accuracy.labels import check_label
 from requant.quantize.accuracy.outputs import compare_outputs
 from requant.quantize.accuracy.verdict import accuracy_rows
+
+from ...accuracies import changed, scores_of
 
 SPELLED = {"a": (8, 5), "b": (8, 5), "c": (8, 6)}
 """Characters, the last of which may be missing."""
@@ -39,9 +40,9 @@ def test_heads_may_have_different_numbers_of_classes(
     labels = np.stack([before[name].argmax(-1) for name in heads], axis=1) if labelled else None
     sample = Sample({"x": np.zeros((8, 5))}, labels, "here")
     found = compare_outputs([(before, after, sample)])
-    assert (found.predictions, found.items, found.left_out) == (8 * len(heads), 8, left_out)
+    assert (found.predictions, scores_of(found).items, scores_of(found).left_out) == (8 * len(heads), 8, left_out)
     assert 0 < found.changed <= 8  # the last head
-    row = dict(accuracy_rows(replace(found, confidence=1.0), "data"))["top-1 agreement"]
+    row = dict(accuracy_rows(changed(found, confidence=1.0), "data"))["top-1 agreement"]
     assert row.endswith("; classes of features are not counted") is bool(left_out)
     assert not check_label(before, sample)
 
@@ -50,7 +51,7 @@ def test_heads_of_probabilities_may_have_any_number_of_classes() -> None:
     """A boy or a girl, and the years; chance is right for one in four."""
     before = {"sex": np.full((8, 2), 0.5), "years": np.full((8, 100), 0.01)}
     found = compare_outputs([(before, before, Sample({"x": np.zeros((8, 5))}, None, "here"))])
-    assert (found.predictions, found.classes) == (16, 4)
+    assert (found.predictions, scores_of(found).classes) == (16, 4)
 
 
 def test_a_label_must_be_a_class_of_its_own_head() -> None:

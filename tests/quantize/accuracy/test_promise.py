@@ -22,6 +22,7 @@ from requant.calibration.sources import Source
 from requant.calibration.state import Link
 from requant.quantize import Options, check, compare_models, quantize_model
 from requant.quantize.accuracy import promise as rules
+from requant.quantize.accuracy.class_scores import ClassScores
 from requant.quantize.accuracy.classes import evident_scores
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs, of_sigmoids
 from requant.quantize.accuracy.promise import promise
@@ -29,22 +30,23 @@ from requant.quantize.accuracy.verdict import accuracy_rows, answers_lost
 from requant.quantize.placement.runs import MOST_SAMPLES
 from requant.quantize.steps import hold_out as holding
 
+from ...accuracies import changed, classes_of, scores_of
+
 Feeds = list[dict[str, Any]]
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
-SCORES = Accuracy(
-    samples=64,
-    agreement=1.0,
-    sqnr_db={"y": 18.0},
-    predicted_drop=0.001,
+CLASS_SCORES = ClassScores(
+    output="y",
+    classes=10,
     predictions=64,
+    agreement=1.0,
+    predicted_drop=0.001,
+    items=64,
     whole_drop=0.001,
     whole_interval=(0.0, 0.003),
-    items=64,
     confidence=0.8,
-    classes=10,
-    class_output="y",
 )
+SCORES = Accuracy(64, CLASS_SCORES, {"y": 18.0})
 FEW = Labelled(items=64, float_correct=60, int8_correct=58, broken=3, fixed=1)
 MANY_LOST = Labelled(items=5000, float_correct=4700, int8_correct=4600, broken=160, fixed=60)
 MANY_KEPT = Labelled(items=20000, float_correct=15000, int8_correct=14990, broken=60, fixed=50)
@@ -53,41 +55,41 @@ JUDGED_BY: dict[str, tuple[Accuracy, str, bool]] = {
     "class scores": (SCORES, "class scores", True),
     "an SQNR of few samples": (Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}), "SQNR", False),
     "an SQNR of many samples": (Accuracy(256, None, {"y": 20.6}, low_db={"y": 20.2}), "SQNR", True),
-    "a predicted drop": (replace(SCORES, whole_interval=(0.0, 0.006)), "class scores", False),
+    "a predicted drop": (changed(SCORES, whole_interval=(0.0, 0.006)), "class scores", False),
     "chance on few samples": (
-        replace(SCORES, whole_interval=(0.0, 0.03), sqnr_db={"y": 38.0}),
+        changed(SCORES, whole_interval=(0.0, 0.03), sqnr_db={"y": 38.0}),
         "SQNR",
         True,
     ),
-    "an embedding, perhaps": (replace(SCORES, sqnr_db={"y": 14.0}, sound=False), "SQNR", False),
-    "logits": (replace(SCORES, sqnr_db={"y": 16.0}, sound=False), "class scores", True),
-    "few predictions": (replace(SCORES, predictions=8, items=8), "SQNR", False),
-    "few good predictions": (replace(SCORES, predictions=8, items=8, sqnr_db={"y": 21.0}), "class scores", True),
+    "an embedding, perhaps": (changed(SCORES, sqnr_db={"y": 14.0}, sound=False), "SQNR", False),
+    "logits": (changed(SCORES, sqnr_db={"y": 16.0}, sound=False), "class scores", True),
+    "few predictions": (changed(SCORES, predictions=8, items=8), "SQNR", False),
+    "few good predictions": (changed(SCORES, predictions=8, items=8, sqnr_db={"y": 21.0}), "class scores", True),
     "few predictions that lose": (
-        replace(SCORES, predictions=8, items=8, sqnr_db={"y": 21.0}, whole_interval=(-0.01, 0.13)),
+        changed(SCORES, predictions=8, items=8, sqnr_db={"y": 21.0}, whole_interval=(-0.01, 0.13)),
         "class scores",
         False,
     ),
     "next to no predictions": (
-        replace(SCORES, predictions=3, items=3, sqnr_db={"y": 21.0}, whole_interval=(-0.01, 0.13)),
+        changed(SCORES, predictions=3, items=3, sqnr_db={"y": 21.0}, whole_interval=(-0.01, 0.13)),
         "SQNR",
         True,
     ),
-    "scores near chance": (replace(SCORES, confidence=0.15), "SQNR", False),
-    "a map": (replace(SCORES, predictions=6400, maps=True), "SQNR", False),
-    "a sequence": (replace(SCORES, predictions=640, sqnr_db={"y": 21.0}), "class scores", True),
-    "a noisy sequence": (replace(SCORES, predictions=640), "SQNR", False),
+    "scores near chance": (changed(SCORES, confidence=0.15), "SQNR", False),
+    "a map": (changed(SCORES, predictions=6400, maps=True), "SQNR", False),
+    "a sequence": (changed(SCORES, predictions=640, sqnr_db={"y": 21.0}), "class scores", True),
+    "a noisy sequence": (changed(SCORES, predictions=640), "SQNR", False),
     "a sequence with a predicted drop": (
-        replace(SCORES, predictions=640, sqnr_db={"y": 21.0}, whole_interval=(0.001, 0.02)),
+        changed(SCORES, predictions=640, sqnr_db={"y": 21.0}, whole_interval=(0.001, 0.02)),
         "class scores",
         False,
     ),
-    "another output": (replace(SCORES, sqnr_db={"y": 18.0, "boxes": 19.0}), "SQNR", False),
-    "two good outputs": (replace(SCORES, sqnr_db={"y": 18.0, "boxes": 21.0}), "class scores", True),
-    "few labels": (replace(SCORES, labelled=FEW), "class scores", True),
-    "few labels without scores": (replace(SCORES, labelled=FEW, predictions=3, items=3), "labels", True),
-    "labels that are lost": (replace(SCORES, labelled=MANY_LOST), "labels", False),
-    "labels that are kept": (replace(SCORES, labelled=MANY_KEPT), "labels", True),
+    "another output": (changed(SCORES, sqnr_db={"y": 18.0, "boxes": 19.0}), "SQNR", False),
+    "two good outputs": (changed(SCORES, sqnr_db={"y": 18.0, "boxes": 21.0}), "class scores", True),
+    "few labels": (changed(SCORES, labelled=FEW), "class scores", True),
+    "few labels without scores": (changed(SCORES, labelled=FEW, predictions=3, items=3), "labels", True),
+    "labels that are lost": (changed(SCORES, labelled=MANY_LOST), "labels", False),
+    "labels that are kept": (changed(SCORES, labelled=MANY_KEPT), "labels", True),
     "a signal": (Accuracy(8, None, {"a": 25.0, "b": 20.0}), "SQNR", True),
     "a lost signal": (Accuracy(8, None, {"a": 25.0, "b": -math.inf}), "SQNR", False),
     "a state": (Accuracy(8, None, {"a": 25.0, "h": 3.0}, states=frozenset({"h"})), "SQNR", True),
@@ -126,9 +128,9 @@ def test_what_judges_a_model(accuracy: Accuracy, judge: str, kept: bool) -> None
 
 def test_no_more_noise_is_removed_than_good_scores_may_have() -> None:
     """The interval of a few items is wide: 13 points would ask for 28 dB less noise, though 35 dB pass."""
-    lost = replace(SCORES, sqnr_db={"y": 22.0}, whole_interval=(-0.01, 0.13))
+    lost = changed(SCORES, sqnr_db={"y": 22.0}, whole_interval=(-0.01, 0.13))
     assert promise(lost).excess == pytest.approx(10 ** ((35 - 22) / 10))
-    assert promise(replace(lost, whole_interval=(0.0, 0.006))).excess == pytest.approx(1.2**2)
+    assert promise(changed(lost, whole_interval=(0.0, 0.006))).excess == pytest.approx(1.2**2)
 
 
 @given(st.floats(0, 60), st.floats(0, 60))
@@ -147,8 +149,8 @@ def test_a_sequence_is_right_if_all_of_it_is() -> None:
     sample = Sample({"x": np.zeros((2, 5))}, None, "")
     found = compare_outputs([({"y": before}, {"y": after}, sample)])
     assert found.predicted_drop == pytest.approx((0.2 + 0.4) / 6)
-    assert found.whole_drop == pytest.approx((1 - 0.8 * 0.6) / 2)
-    assert (found.items, found.predictions, found.maps) == (2, 6, False)
+    assert scores_of(found).whole_drop == pytest.approx((1 - 0.8 * 0.6) / 2)
+    assert (scores_of(found).items, found.predictions, scores_of(found).maps) == (2, 6, False)
 
 
 def test_an_item_is_right_if_all_its_heads_are() -> None:
@@ -159,8 +161,8 @@ def test_an_item_is_right_if_all_its_heads_are() -> None:
     feed = {"x": np.zeros((2, 5))}
     found = compare_outputs([(before, after, Sample(feed, None, ""))])
     assert found.predicted_drop == pytest.approx((0.2 + 0.4) / 6)
-    assert found.whole_drop == pytest.approx((1 - 0.8 * 0.6) / 2)
-    assert (found.items, found.predictions, found.changed) == (2, 6, 2)
+    assert scores_of(found).whole_drop == pytest.approx((1 - 0.8 * 0.6) / 2)
+    assert (scores_of(found).items, found.predictions, found.changed) == (2, 6, 2)
     labels = np.zeros((2, 3), int)
     whole = compare_outputs([(before, after, Sample(feed, labels, ""))]).labelled
     assert whole is not None
@@ -180,8 +182,8 @@ def test_a_transcript_may_shift_a_step() -> None:
         compare_outputs([({"y": before}, {"y": eye[steps][None]}, sample)])
         for steps in ([0, 0, 1, 0, 2], [0, 0, 1, 0, 3])
     )
-    assert (shifted.whole_drop, shifted.agreement) == (0.0, 0.8)
-    assert other.whole_drop == pytest.approx(1 - (1 - 0.6) ** 2)
+    assert (scores_of(shifted).whole_drop, shifted.agreement) == (0.0, 0.8)
+    assert scores_of(other).whole_drop == pytest.approx(1 - (1 - 0.6) ** 2)
 
 
 def test_whole_items_are_counted_against_their_labels() -> None:
@@ -261,9 +263,9 @@ def test_a_value_for_each_of_many_frames_is_no_class(
     data = [{"x": random.normal(size=(1, 8, 32)).astype(np.float32)} for _ in range(48)]
     wanted = Options(place="rules", isa="vnni", effort="low")
     found = quantize_model(tmp_path / "m.onnx", data, tmp_path / "out.onnx", wanted)
-    assert found.accuracy.classes == classes
+    assert classes_of(found.accuracy) == classes
     again = compare_models(tmp_path / "m.onnx", tmp_path / "out.onnx", data)
-    assert again.accuracy.classes == classes
+    assert classes_of(again.accuracy) == classes
     assert again.accuracy.worst_sample is not None
     gate = check(tmp_path / "m.onnx", tmp_path / "out.onnx", data, tmp_path / "lock.json", update=True)
     assert ("agreement" in {line.name for line in gate.lines}) is bool(classes)
@@ -371,7 +373,7 @@ def test_what_is_nearest_to_its_limit_is_told() -> None:
 
 
 def test_the_interval_of_an_sqnr_does_not_count_beside_a_surer_judge() -> None:
-    sequence = replace(SCORES, sqnr_db={"y": 21.0}, low_db={"y": 19.0}, predictions=640)
+    sequence = changed(SCORES, sqnr_db={"y": 21.0}, low_db={"y": 19.0}, predictions=640)
     assert promise(sequence).kept
     assert not promise(replace(sequence, sqnr_db={"y": 19.0})).kept
     assert not promise(replace(sequence, sqnr_db={"y": 21.0, "z": 21.0}, low_db={"y": 19.0, "z": 19.0})).kept
@@ -409,7 +411,7 @@ def test_the_interval_of_an_sqnr_is_told() -> None:
 
 @pytest.mark.parametrize(("items", "others"), [(16, "17.1%"), (64, "4.6%"), (1000, "0.3%")])
 def test_items_that_did_not_change_say_how_many_others_may(items: int, others: str) -> None:
-    same = replace(SCORES, whole_drop=0.0, whole_interval=(0.0, 0.0), items=items, predictions=items)
+    same = changed(SCORES, whole_drop=0.0, whole_interval=(0.0, 0.0), items=items, predictions=items)
     none = f"predicted drop 0.00 points, none of {items} items changed"
     found = promise(same)
     assert found.text == f"{none}: with 95 % confidence at most {others} of others change"
@@ -424,9 +426,9 @@ def test_labels_that_the_float_model_does_not_know_judge_nothing() -> None:
     wrong = Labelled(items=64, float_correct=10, int8_correct=10, broken=0, fixed=0)
     assert wrong.above_chance(10)
     assert not wrong.above_chance(5)
-    known = replace(SCORES, labelled=replace(wrong, items=6400, float_correct=1000, int8_correct=1000))
+    known = changed(SCORES, labelled=replace(wrong, items=6400, float_correct=1000, int8_correct=1000))
     assert promise(known).judge == "labels"
-    guessed = replace(known, classes=5)  # 15.6 % right
+    guessed = changed(known, classes=5)  # 15.6 % right
     assert promise(guessed).judge != "labels"
     rows = dict(accuracy_rows(guessed, "data"))
     assert rows["labels"] == "float is right no more often than a guess among 5 classes: check the labels"

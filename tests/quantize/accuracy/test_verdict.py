@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from requant.quantize import Comparison, FloatNode, Frontier, Latency, Point, Result
+from requant.quantize.accuracy.class_scores import ClassScores
 from requant.quantize.accuracy.drop import Versus
 from requant.quantize.accuracy.metrics import metric_named
 from requant.quantize.accuracy.outputs import Accuracy, Labelled
@@ -24,10 +25,21 @@ from requant.quantize.result import Given, NativeUse
 from requant.quantize.runtime.timing import Regime, latency_json
 from requant.transforms.int8.reasons import IN_BLOCKS
 
-CLASSES = Accuracy(
-    64, 63 / 64, {"logits": 45.5}, None, 0.001, 64, 0.001, (0.0, 0.002), 64, 0.99, 10, class_output="logits"
+from ...accuracies import changed
+
+CLASS_SCORES = ClassScores(
+    output="logits",
+    classes=10,
+    predictions=64,
+    agreement=63 / 64,
+    predicted_drop=0.001,
+    items=64,
+    whole_drop=0.001,
+    whole_interval=(0.0, 0.002),
+    confidence=0.99,
 )
-EMBEDDING = replace(CLASSES, confidence=0.11)
+CLASSES = Accuracy(64, CLASS_SCORES, {"logits": 45.5})
+EMBEDDING = changed(CLASSES, confidence=0.11)
 FAST = Latency(2.9, 1.0, 2.9, 1.0, runs=5)
 RESULT = Result(
     output="out.onnx",
@@ -74,7 +86,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "beside a dynamic model": (
         {
-            "given": Given(replace(CLASSES, agreement=60 / 64), replace(CLASSES, agreement=61 / 64)),
+            "given": Given(changed(CLASSES, agreement=60 / 64), changed(CLASSES, agreement=61 / 64)),
             "latencies": (replace(FAST, simple_ms=1.45),),
             "simple": WEIGHTS,
         },
@@ -122,7 +134,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
         "2.9x faster, 3.9x smaller, top-1 accuracy 98.44% -> 96.88% (calibration data)",
     ),
     "pixels": (
-        with_accuracy(replace(CLASSES, predictions=6400, maps=True)),
+        with_accuracy(changed(CLASSES, predictions=6400, maps=True)),
         "2.9x faster, 3.9x smaller, 100 of 6400 predictions changed (calibration data)",
     ),
     "no classes": (
@@ -205,7 +217,7 @@ def test_each_number_of_accuracy_says_on_which_data(labelled: Labelled | None) -
 
 
 @pytest.mark.parametrize("labelled", [None, Labelled(64, 63, 62, 1, 0)], ids=["scores", "labels"])
-@pytest.mark.parametrize("judge", [CLASSES, replace(CLASSES, agreement=None, low_db={"logits": 44.0})])
+@pytest.mark.parametrize("judge", [CLASSES, replace(CLASSES, scores=None, low_db={"logits": 44.0})])
 def test_samples_that_gave_the_ranges_claim_no_interval(judge: Accuracy, labelled: Labelled | None) -> None:
     """Their loss is less than that of other data."""
     accuracy = replace(judge, labelled=labelled)
@@ -367,8 +379,8 @@ def test_a_plan_of_stock_kernels_that_is_faster_than_the_bodies_is_named(
 
 
 def test_the_rows_tell_both_errors_of_a_dynamic_model() -> None:
-    changed = [replace(CLASSES, agreement=count / 64) for count in (60, 61)]
-    result = replace(RESULT, given=Given(*changed), latencies=(replace(FAST, simple_ms=4.5),), simple=WEIGHTS)
+    both = [changed(CLASSES, agreement=count / 64) for count in (60, 61)]
+    result = replace(RESULT, given=Given(*both), latencies=(replace(FAST, simple_ms=4.5),), simple=WEIGHTS)
     rows = dict(result.rows())
     assert rows["given model"] == (
         "the output against it: 4 of 64 answers changed (calibration data); its own error, against its float weights: "
