@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import onnx_ir as ir
 
 from ... import RequantError
 from ...calibration.session import InputSpec, input_specs, open_session
@@ -17,7 +20,7 @@ from ...transforms.inference import outputs_of
 from ...transforms.remove_dynamic_quantization import count_at_run_time
 from ..model.files import Weights, load_model, size_on_disk
 from ..model.state import passed_on, possible_state
-from ..runtime.loads import loads_of
+from ..runtime.loads import Load, loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import PLAIN, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
@@ -161,12 +164,7 @@ def compare_models(
     Raises:
         RequantError: A model cannot be loaded, their inputs or outputs differ, or the data do not fit.
     """
-    for each, what in ((float_model, "the float model"), (int8_model, "the INT8 model")):
-        check_path(each, what)
-    if metric is not None:
-        check_kind(metric, (str, Metric), "the metric must be a name, FILE.py:NAME or a Metric")
-    check_kind(setting, Setting, "the setting must be a Setting")
-    check_function(progress, "progress")
+    _check_arguments(float_model, int8_model, setting, progress, metric)
     batch = whole(batch, "batch", 1, MOST_ITEMS)
     chosen = metric_named(metric) if isinstance(metric, str) else metric
     source = common_source(float_model, int8_model, data)
@@ -191,23 +189,61 @@ def compare_models(
     )
     accuracy = of_sigmoids(of_fixed_classes(accuracy, open_rows(outputs_of(loaded))), sigmoid_outputs(loaded))
     compared = None if scorer is None else versus(*scorer.result(models, source))
-    latencies = []
+    return Comparison(
+        accuracy,
+        tuple(_times(timed, loads, weights, setting, progress)),
+        compared,
+        source.links,
+        source.description,
+        float_bytes=size_on_disk(models[0]),
+        int8_bytes=size_on_disk(models[1]),
+        runtime=str(runtime.identity),
+        notes=tuple(_notes(loaded, source, accuracy)),
+    )
+
+
+def _check_arguments(
+    float_model: Model, int8_model: Model, setting: Setting, progress: Progress, metric: str | Metric | None
+) -> None:
+    """Check the types of the arguments of `compare_models`.
+
+    Raises:
+        RequantError: One is of another type.
+    """
+    for each, what in ((float_model, "the float model"), (int8_model, "the INT8 model")):
+        check_path(each, what)
+    if metric is not None:
+        check_kind(metric, (str, Metric), "the metric must be a name, FILE.py:NAME or a Metric")
+    check_kind(setting, Setting, "the setting must be a Setting")
+    check_function(progress, "progress")
+
+
+def _times(
+    models: Sequence[Sessions], loads: Sequence[Load], weights: Weights, setting: Setting, progress: Progress
+) -> Iterator[Latency]:
+    """Time the float model against the INT8 model on each load."""
     for load in loads:
         progress(f"time at {load_name(load.batch, load.regime)}", 0, None)
-        found = time_models(timed, load.feed, weights=weights, threads=setting.threads, batch=load.batch)
-        latencies.append(replace(found, regime=load.regime, shapes=load.shapes))
-    sizes = {"float_bytes": size_on_disk(models[0]), "int8_bytes": size_on_disk(models[1])}
-    by_choice = {*chosen_outputs(loaded), *outputs_behind(loaded, layered_choices(loaded))}
-    at_run_time = count_at_run_time(loaded)
-    notes = (*([OWN_ERROR.format(at_run_time)] if at_run_time else []),)
-    notes += tuple(
-        ORDER.format(name) for name, value in accuracy.sqnr_db.items() if name in by_choice and value < LEAST_DB
-    )
-    notes += tuple(possible_state(source, passed_on(loaded)))
-    state, name = source.links, str(runtime.identity)
-    return Comparison(
-        accuracy, tuple(latencies), compared, state, source.description, runtime=name, notes=notes, **sizes
-    )
+        found = time_models(models, load.feed, weights=weights, threads=setting.threads, batch=load.batch)
+        yield replace(found, regime=load.regime, shapes=load.shapes)
+
+
+def _notes(model: ir.Model, source: Source, accuracy: Accuracy) -> Iterator[str]:
+    """Say what must be known of the numbers.
+
+    Args:
+        model: The float model.
+        source: The data.
+        accuracy: The comparison of the outputs.
+    """
+    at_run_time = count_at_run_time(model)
+    if at_run_time:
+        yield OWN_ERROR.format(at_run_time)
+    by_choice = {*chosen_outputs(model), *outputs_behind(model, layered_choices(model))}
+    for name, value in accuracy.sqnr_db.items():
+        if name in by_choice and value < LEAST_DB:
+            yield ORDER.format(name)
+    yield from possible_state(source, passed_on(model))
 
 
 def _report(progress: Progress, source: Source, done: int) -> None:

@@ -285,28 +285,41 @@ def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) ->
     if now is None:
         yield from _untimed(before, allowed)
         return
-    low, high = min(now.rounds), max(now.rounds)
-    measured, rounds = f"{now.ratio:.2f}x", f"all {len(now.rounds)} rounds ({low:.2f}x to {high:.2f}x)"
     if allowed.speedup is not None:
-        slow = slower(now.rounds, allowed.speedup)
-        yield Line(
-            name="speedup",
-            status=Status.FAIL if slow else Status.OK,
-            baseline=f"{allowed.speedup:.2f}x required",
-            measured=measured,
-            tolerance="none",
-            value=now.ratio,
-            before=allowed.speedup,
-            reason=f"too slow in {rounds}" if slow else "",
-        )
+        yield _required_speedup(now, allowed.speedup)
     if before is None:
         yield _skipped("latency", f"the baseline was not timed: {UPDATE} times it")
-        return
+    else:
+        yield _since_baseline(now, before, allowed)
+
+
+def _rounds(now: Speed) -> str:
+    """Return the number of rounds with their range, as text."""
+    return f"all {len(now.rounds)} rounds ({min(now.rounds):.2f}x to {max(now.rounds):.2f}x)"
+
+
+def _required_speedup(now: Speed, required: float) -> Line:
+    """Compare the speed-up with the required one."""
+    slow = slower(now.rounds, required)
+    return Line(
+        name="speedup",
+        status=Status.FAIL if slow else Status.OK,
+        baseline=f"{required:.2f}x required",
+        measured=f"{now.ratio:.2f}x",
+        tolerance="none",
+        value=now.ratio,
+        before=required,
+        reason=f"too slow in {_rounds(now)}" if slow else "",
+    )
+
+
+def _since_baseline(now: Speed, before: Speed, allowed: Tolerances) -> Line:
+    """Compare the speed-up with that of the baseline; it does not count if that is from another kind of machine."""
     line = Line(
         name="latency",
         status=Status.OK,
         baseline=f"{before.ratio:.2f}x",
-        measured=measured,
+        measured=f"{now.ratio:.2f}x",
         tolerance=f"{allowed.latency:.3g} of it",
         value=now.ratio,
         before=before.ratio,
@@ -315,13 +328,12 @@ def speed_lines(now: Speed | None, before: Speed | None, allowed: Tolerances) ->
     if before.batch != now.batch:
         unlike = ", ".join(filter(None, (unlike, f"batch {before.batch}, here {now.batch}")))
     if unlike:
-        yield _with(line, Status.SKIP, f"the baseline is from another machine or setting: {unlike}")
-    elif slower(now.rounds, _least_of(before, allowed)):
+        return _with(line, Status.SKIP, f"the baseline is from another machine or setting: {unlike}")
+    if slower(now.rounds, _least_of(before, allowed)):
         one, two = before.machine.described, now.machine.described
         also = "" if one == two else f"; the baseline is from {one}, this is {two}"
-        yield _with(line, Status.FAIL, f"slower than the baseline in {rounds}{also}")
-    else:
-        yield line
+        return _with(line, Status.FAIL, f"slower than the baseline in {_rounds(now)}{also}")
+    return line
 
 
 def share_line(now: float, before: float, allowed: float) -> Line:
