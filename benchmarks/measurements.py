@@ -181,7 +181,7 @@ def _paired(metric: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
 
     from requant.quantize.accuracy.metrics import METRICS
     from requant.quantize.accuracy.metrics.intervals import bootstrap
-    from requant.quantize.accuracy.outputs import binomial_p, paired_interval
+    from requant.quantize.accuracy.shares import binomial_p, paired_interval
 
     if "quality" in before:
         ones = np.ones(len(before["quality"]))

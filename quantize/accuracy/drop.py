@@ -18,7 +18,7 @@ from ...system.given import check_kind
 from .classes import Array, Interval
 from .metrics import Metric, Score, by_row
 from .metrics.intervals import area_interval, bootstrap, jackknife
-from .outputs import binomial_p, paired_interval
+from .shares import binomial_p, paired_interval
 from .sqnr import finite
 
 FEWEST = 5  # entries that a bootstrap needs

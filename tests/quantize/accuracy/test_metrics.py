@@ -36,7 +36,8 @@ from requant.quantize.accuracy.metrics import (
 )
 from requant.quantize.accuracy.metrics import score as score_of
 from requant.quantize.accuracy.metrics.intervals import area_interval, bootstrap, students_t
-from requant.quantize.accuracy.outputs import binomial_p, measure, paired_interval
+from requant.quantize.accuracy.outputs import measure
+from requant.quantize.accuracy.shares import binomial_p, paired_interval
 from requant.quantize.accuracy.sqnr import decibels
 from requant.quantize.runtime.as_file import as_file
 from requant.quantize.runtime.session import Runner

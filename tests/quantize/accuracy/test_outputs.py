@@ -20,7 +20,8 @@ from requant.calibration import Sample
 from requant.calibration.session import Array
 from requant.quantize.accuracy.classes import NO_CLASS, predictions
 from requant.quantize.accuracy.labels import check_label
-from requant.quantize.accuracy.outputs import Accuracy, Labelled, binomial_p, compare_outputs, measure, score_interval
+from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs, measure
+from requant.quantize.accuracy.shares import binomial_p, score_interval
 from requant.quantize.accuracy.sqnr import decibels, output_powers, powers
 
 counts = st.integers(0, 400)

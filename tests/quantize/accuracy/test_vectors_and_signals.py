@@ -16,7 +16,7 @@ from requant.calibration import Sample
 from requant.calibration.session import Array
 from requant.quantize.accuracy.drop import versus
 from requant.quantize.accuracy.metrics import Score, Scorer, fitted, metric_named, of_reference
-from requant.quantize.accuracy.outputs import binomial_p, paired_interval
+from requant.quantize.accuracy.shares import binomial_p, paired_interval
 
 CLEAN = -20 * math.log10(2.0**-24)
 
