@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import axes_of, computing_graphs, constant
+from .graph import axes_of, computing_graphs, constant, is_standard, made_by, sole_reader
 from .inference import Known
 from .patterns import pads
 from .patterns.elementwise import CHANNELWISE, ELEMENTWISE
+from .patterns.group_norms import INSTANCE, OPERATORS
 from .patterns.linear import CONVOLUTIONS
 from .registry import Change, transform
 from .rewriter import add_initializer, discard, names, unused_name
@@ -57,6 +58,8 @@ def lift_sequence_convs(model: ir.Model) -> Change:
 
     Before:  y = Add(Relu(Conv(x, W)), x),  x (N, C, T), W (M, C, K)
     After:   z = Unsqueeze(x, 2), (N, C, 1, T);  y = Squeeze(Add(Relu(Conv(z, W')), z), 2),  W' (M, C, 1, K)
+    Before:  y = Reshape(InstanceNormalization(Reshape(x, (N, groups, -1))), (N, C, T)): a group norm before opset 21
+    After:   y = Squeeze(Reshape(InstanceNormalization(Reshape(z, (N, groups, -1))), (N, C, 1, T)), 2)
         What stands between convolutions computes on images too. ONNX Runtime takes several times as long for a
         depthwise convolution of a sequence as for one of an image, and it has its blocked layout, as we have native
         operators, for images alone.
@@ -109,7 +112,8 @@ def _found(graph: ir.Graph, known: Known) -> dict[ir.Node, Lifted]:
     for node in graph:
         read = [value for value in node.inputs if value is not None]
         begins = _is_seed(node)
-        if node.domain or not (images.intersection(read) or begins) or (begins and _is_narrow(node)):
+        reads = bool(images.intersection(read)) or _regrouping(node) in found
+        if node.domain or not (reads or begins) or (begins and _is_narrow(node)):
             continue
         lifted = RULES[node.op_type](node) if node.op_type in RULES else None
         if lifted is None or any(known.rank(value) != SEQUENCE for value in _data(node, lifted) if value not in images):
@@ -118,6 +122,12 @@ def _found(graph: ir.Graph, known: Known) -> dict[ir.Node, Lifted]:
         if lifted.images:
             images.update(node.outputs)
     return found
+
+
+def _regrouping(back: ir.Node) -> ir.Node | None:
+    """Return the Reshape to groups whose norm this Reshape gives the form of a sequence again; None for other nodes."""
+    norm = made_by(back.inputs[0], INSTANCE) if is_standard(back, "Reshape") else None
+    return None if norm is None or norm.domain else made_by(norm.inputs[0], "Reshape")
 
 
 def _data(node: ir.Node, lifted: Lifted) -> list[ir.Value]:
@@ -198,13 +208,27 @@ def _mean(node: ir.Node) -> Lifted | None:
     return Lifted(constants={1: np.asarray(both, np.int64)}, images=kept)
 
 
+def _reshaped(node: ir.Node) -> Lifted | None:
+    """The two Reshapes of a group norm: to groups, which reads an image, and back, which writes one."""
+    target = constant(node.inputs[1])
+    lengths = [] if target is None else target.numpy().tolist()
+    if len(lengths) != SEQUENCE or lengths[ROW] == 0:  # a 0 would copy the length of the row
+        return None
+    if _regrouping(node) is not None:
+        return Lifted((), {1: np.insert(np.asarray(lengths, np.int64), ROW, 1)})
+    norm = sole_reader(node.outputs[0])
+    back = sole_reader(norm.outputs[0]) if is_standard(norm, INSTANCE) else None
+    return Lifted(images=False) if back is not None and _regrouping(back) is node else None
+
+
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE | CHANNELWISE | WHOLE | {"Identity", "InstanceNormalization"}, _alike),
+    **dict.fromkeys(ELEMENTWISE | CHANNELWISE | OPERATORS | WHOLE | {"Identity"}, _alike),
     **dict.fromkeys((*CONVOLUTIONS, "AveragePool", "MaxPool"), _window),
     **dict.fromkeys(("Concat", "Split", "Softmax"), _along),
     "Slice": _sliced,
     "Pad": _padded,
     "ReduceMean": _mean,
+    "Reshape": _reshaped,
 }
 """How an operator computes on images, by its type; others read sequences."""
 

@@ -6,6 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from requant.transforms import run
@@ -28,6 +30,7 @@ SHAPES = {
     "last": (12,),
     "one": (1,),
     "gate": (16, 16, 1),
+    "two": (2,),
 }
 INTEGERS = {
     "pads": [0, 0, 2, 0, 0, 1],
@@ -40,8 +43,15 @@ INTEGERS = {
     "channels": [1],
     "from": [0, 1, 2],
     "to": [2, 9, 11],
+    "groups": [0, 2, -1],
+    "sequence": [2, 16, 12],
+    "rest": [0, 16, -1],
+    "halved": [4, 8, 12],
+    "same": [0, 0, 0],
+    "parted": [0, 0, 4, 3],
 }
 X, FIRST = (2, 16, 12), "[conv] a = Conv <pads = [1, 1]> (x, w)"
+GROUPED = "p = Reshape(a, groups) q = InstanceNormalization(p, two, two)"
 BODIES = {
     "a bias and a window": "[op] y = Conv <dilations = [2], strides = [3], pads = [2, 1], kernel_shape = [3]> (a, w, bias)",
     "depthwise": "[op] y = Conv <group = 16, pads = [2, 2]> (a, dw)",
@@ -51,6 +61,12 @@ BODIES = {
     "constants of channels": "b = Add(a, slope) d = Mul(b, whole) e = Mul(d, one) y = PRelu(e, slope)",
     "a constant of steps": "y = Add(a, last)",
     "normalizations": "b = InstanceNormalization(a, g, c) y = BatchNormalization(b, g, c, m, n)",
+    "a group norm": "b = GroupNormalization <num_groups = 4> (a, g, c) d = Relu(b) y = Conv(d, w)",
+    "a group norm in parts": f"{GROUPED} b = Reshape(q, sequence) d = Mul(b, slope) e = Add(d, whole) y = Conv(e, w)",
+    "groups without a length": f"{GROUPED} b = Reshape(q, rest) y = Conv(b, w)",
+    "groups that end in a sequence": f"{GROUPED} b = Reshape(q, sequence) y = Transpose <perm = [0, 2, 1]> (b)",
+    "groups with other readers": f"{GROUPED} b = Reshape(q, sequence) d = Reshape(p, sequence) y = Add(b, d)",
+    "groups of other lengths": f"{GROUPED} b = Reshape(q, halved) y = Relu(b)",
     "a residual": "b = Add(a, x) d = Relu(b) y = Sub(x, d)",
     "pools": "b = MaxPool <kernel_shape = [3], strides = [2], pads = [1, 1]> (a) y = AveragePool <kernel_shape = [2]> (b)",
     "a gate": "p = GlobalAveragePool(a) q = Conv(p, gate) s = Sigmoid(q) y = Mul(a, s)",
@@ -109,6 +125,49 @@ def test_what_stands_between_convolutions_needs_no_change_of_shape() -> None:
     assert [node.op_type for node in lifted.graph] == [
         *("Unsqueeze", "Conv", "Relu", "Add", "Concat", "BatchNormalization", "Squeeze"),
     ]
+
+
+def test_a_group_norm_in_parts_needs_no_change_of_shape() -> None:
+    """It reads an image and writes one: the native operator finds it between native convolutions."""
+    lifted = run(parse("lift_sequence_convs"), network(BODIES["a group norm in parts"])).model
+    assert [node.op_type for node in lifted.graph] == [
+        *("Unsqueeze", "Conv", "Reshape", "InstanceNormalization", "Reshape", "Mul", "Add", "Conv", "Squeeze"),
+    ]
+
+
+@given(
+    groups=st.sampled_from([1, 2, 4, 8, 16]),
+    front=st.sampled_from([(0, 1, -1), (2, 1, -1), (-1, 1, 0), (0, -1, 0), (2, 1, 0)]),
+    back=st.sampled_from([(0, 16, -1), (2, 16, 12), (-1, 16, 12), (0, -1, 12), (4, 8, 12), (2, -1, 24), (12, 16, 2)]),
+    scaled=st.booleans(),
+)
+def test_any_targets_of_a_group_norm_compute_the_same(
+    groups: int, front: tuple[int, int, int], back: tuple[int, int, int], scaled: bool
+) -> None:
+    """In `front` a 1 stands for the number of groups, and a 0 at the end for the values of a group."""
+    rest = (
+        "d = Mul(b, slope) y = Conv(d, w)" if scaled and back[1:] in ((16, -1), (16, 12), (-1, 12)) else "y = Relu(b)"
+    )
+    model = network(f"p = Reshape(a, groups) q = InstanceNormalization(p, two, two) b = Reshape(q, sequence) {rest}")
+    first = [front[0], groups if front[1] == 1 else -1, front[2] or 16 * 12 // groups]
+    changed = {"groups": np.asarray(first), "sequence": np.asarray(back), "two": np.full(groups, 0.5, np.float32)}
+    for name, array in changed.items():
+        value = model.graph.initializers[name]
+        value.const_value = ir.tensor(array)
+        value.shape = ir.Shape(array.shape)
+    before = outputs(model)
+    lifted = run(parse("lift_sequence_convs"), model).model
+    np.testing.assert_allclose(outputs(lifted), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["same", "parted"])
+def test_other_reshapes_around_a_norm_read_sequences(target: str) -> None:
+    """A 0 for the third axis would copy the length of the row, and a group norm has three axes."""
+    body = f"p = Reshape(a, {target}) q = InstanceNormalization(p, g, c) b = Reshape(q, sequence) y = Relu(b)"
+    model = network(body)
+    lifted = run(parse("lift_sequence_convs"), model).model
+    assert [node.op_type for node in lifted.graph][:4] == ["Unsqueeze", "Conv", "Squeeze", "Reshape"]
+    np.testing.assert_allclose(outputs(lifted), outputs(model), rtol=1e-4, atol=1e-4)
 
 
 def test_a_second_time_it_changes_nothing() -> None:

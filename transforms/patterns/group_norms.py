@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..graph import Shape, constant, made_by, sole_reader
+from ..graph import Shape, constant, is_standard, made_by, sole_reader
 from .norms_in_parts import behind, of_each_place
 
 IMAGE, CHANNELS = 4, 1  # axes of an image, and that of the channels
@@ -39,7 +39,8 @@ class GroupNorm:
 def find_group_norm(node: ir.Node, shapes: Mapping[str, Shape]) -> list[ir.Node]:
     """Return the nodes of the normalization of an image whose operator this is, in order; none if it is another.
 
-    The image has four axes, and the number of its channels is known. Before opset 21 a group norm is::
+    The image has four axes, and the number of its channels is known; sequences become images with one row before
+    (`lift_sequence_convs`). Before opset 21 a group norm is::
 
         Reshape(x, (N, groups, -1)); InstanceNormalization; Reshape(., the shape of x); Mul(., scale); Add(., shift)
 
@@ -54,7 +55,7 @@ def find_group_norm(node: ir.Node, shapes: Mapping[str, Shape]) -> list[ir.Node]
     shape, front, nodes = _shape(node.outputs[0], shapes), made_by(node.inputs[0], "Reshape"), [node]
     if len(shape) == GROUPED and node.op_type == INSTANCE and front is not None:
         nodes = _regrouped(front, node, shapes) if sole_reader(front.outputs[0]) is node else []
-        shape = _shape(nodes[-1].outputs[0], shapes) if nodes else ()
+        shape = _shape(front.inputs[0], shapes) if nodes else ()
     channels = shape[CHANNELS] if len(shape) == IMAGE else None
     if not isinstance(channels, int):
         return []
@@ -74,15 +75,36 @@ def _regrouped(front: ir.Node, norm: ir.Node, shapes: Mapping[str, Shape]) -> li
     back = behind(norm, ("Reshape",), place=0)
     image, grouped = (_shape(value, shapes) for value in (front.inputs[0], front.outputs[0]))
     result = _shape(back[0].outputs[0], shapes) if back else ()
-    if len(image) != IMAGE or len(result) != IMAGE or None in image[1:] or image[1:] != result[1:]:
+    if len(image) != IMAGE or len(result) != IMAGE or not _keeps_batch(front, image, grouped):
         return []
     channels, groups = image[CHANNELS], grouped[1]
     whole = isinstance(channels, int) and isinstance(groups, int) and channels % groups == 0
-    return [front, norm, *back] if whole and _keeps_batch(front, image, grouped) else []
+    alike = [length is not None and length == result[axis] for axis, length in enumerate(image) if axis]
+    if whole and (all(alike) or _restores(back[0], front.inputs[0], (image, grouped, result))):
+        return [front, norm, *back]
+    return []
+
+
+def _restores(back: ir.Node, image: ir.Value | None, shapes: tuple[Shape, Shape, Shape]) -> bool:
+    """Whether a Reshape of groups gives an image its shape again, where its lengths are not all known.
+
+    Args:
+        back: The Reshape.
+        image: The image.
+        shapes: Those of the image, the groups and the result of the Reshape.
+    """
+    target = made_by(back.inputs[1], "Shape")
+    if is_standard(target, "Shape") and target.inputs[0] is image and not target.attributes:
+        return True
+    before, grouped, after = shapes
+    pairs = list(zip(before, after, strict=True))[1:]
+    others = [pair for pair in pairs if pair[0] is None or pair[0] != pair[1]]
+    unknown = not any(isinstance(one, int) and isinstance(other, int) for one, other in others)
+    return len(others) == 1 and unknown and _keeps_batch(back, grouped, after)  # all other lengths tell the last one
 
 
 def _keeps_batch(front: ir.Node, image: Shape, grouped: Shape) -> bool:
-    """Whether a Reshape of an image to groups keeps the first axis."""
+    """Whether a Reshape of an image to groups, or of groups to an image, keeps the first axis."""
     if isinstance(image[0], int) and isinstance(grouped[0], int):
         return image[0] == grouped[0]
     target = constant(front.inputs[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,45 @@ def test_a_batch_of_unknown_length_is_kept_if_the_target_says_so() -> None:
     assert not any(find_group_norm(node, shapes) for node in other)
 
 
+@pytest.mark.parametrize(
+    ("image", "result", "target", "count"),
+    [
+        (("N", 8, 5, None), ("N", 8, 5, None), [0, 8, 5, -1], 5),
+        (("N", 8, 5, "u"), ("N", 8, 5, "v"), [0, 8, 5, -1], 5),
+        (("N", 8, 5, "u"), ("N", 8, 5, 6), [0, 8, 5, 6], 5),
+        (("N", 8, "u", None), ("N", 8, "u", None), [0, 8, 5, -1], 5),
+        (("N", 8, 5, None), (None, 8, 5, None), [-1, 8, 5, 6], 0),
+        (("N", 8, None, None), ("N", 8, 5, None), [0, 8, 5, -1], 0),
+        (("N", 8, 5, None), ("N", 8, 6, None), [0, 8, 6, -1], 0),
+        (("N", 8, 5, None), ("N", 4, 5, None), [0, 4, 5, -1], 0),
+    ],
+    ids=str,
+)
+def test_one_unknown_length_is_that_of_the_image(image: Any, result: Any, target: list[int], count: int) -> None:
+    shapes = {**SHAPES, "x": image, "a": ("N", 2, None), **dict.fromkeys("cdy", result)}
+    nodes = nodes_of(PARTS)
+    for node, numbers in ((nodes[0], [0, 2, -1]), (nodes[2], target)):
+        value = node.inputs[1]
+        assert value is not None
+        value.const_value = ir.tensor(np.array(numbers))
+    found = [each for node in nodes if (each := find_group_norm(node, shapes))]
+    assert [len(each) for each in found] == ([count] if count else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("t = Shape(x)", 5), ("t = Shape(b)", 0), ("t = Shape <start = 1> (x)", 0)]
+)
+def test_the_shape_of_the_image_is_that_of_the_result(text: str, count: int) -> None:
+    free = ("N", 8, None, None)
+    shapes = {**SHAPES, "x": free, "a": ("N", 2, None), **dict.fromkeys("cdy", (None, None, None, None))}
+    nodes = nodes_of(f"{text} {PARTS.replace('Reshape(b, s)', 'Reshape(b, t)')}")
+    groups = nodes[1].inputs[1]
+    assert groups is not None
+    groups.const_value = ir.tensor(np.array([0, 2, -1]))
+    found = [each for node in nodes if (each := find_group_norm(node, shapes))]
+    assert [len(each) for each in found] == ([count] if count else [])
+
+
 def test_scales_of_groups_and_of_channels_are_one() -> None:
     found = group_norm_of(nodes_of(PARTS), 8)
     assert found is not None
@@ -297,35 +337,52 @@ def test_every_shape_comes_from_the_given_ones() -> None:
 
 # -------------------------------------------------------------------------------------------------------- models
 
+GROUPED = "a0 = Reshape(a, g) a1 = InstanceNormalization(a0, ones2, zeros2)"
 NORMS = {
-    "instance": "b = InstanceNormalization(a, ones8, zeros8)",
-    "instance and Relu": "b0 = InstanceNormalization(a, ones8, zeros8) b = Relu(b0)",
-    "instance and Clip": "b0 = InstanceNormalization(a, ones8, zeros8) b = Clip(b0, low, high)",
-    "group": "b = GroupNormalization <num_groups = 4> (a, ones8, zeros8)",
-    "group in parts": """a0 = Reshape(a, g) a1 = InstanceNormalization(a0, ones2, zeros2) a2 = Reshape(a1, s)
-                         a3 = Mul(a2, w) b = Add(a3, v)""",
+    "instance": "b = InstanceNormalization(a, ones16, zeros16)",
+    "instance and Relu": "b0 = InstanceNormalization(a, ones16, zeros16) b = Relu(b0)",
+    "instance and Clip": "b0 = InstanceNormalization(a, ones16, zeros16) b = Clip(b0, low, high)",
+    "group": "b = GroupNormalization <num_groups = 4> (a, ones16, zeros16)",
+    "group in parts": f"""{GROUPED} a2 = Reshape(a1, s) a3 = Mul(a2, w) b = Add(a3, v)""",
 }
+
+
+def between(norm: str, folder: Path, image: Sequence[int | str]) -> Path:
+    """Return the path of a model of two convolutions with a normalization between them, and its data beside it.
+
+    Args:
+        norm: The normalization, from a to b, in ONNX text.
+        folder: Where both are.
+        image: The lengths of a sequence or an image; a name for a free one.
+    """
+    rng = np.random.default_rng(0)
+    axes, row = len(image), [16, *[1] * len(image)]
+    target = str([0, 16, *(each if isinstance(each, int) else -1 for each in image)])[1:-1]
+    lengths = f"N,16,{str([*image])[1:-1]}".replace("'", "")
+    proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+        net (float[{lengths}] x) => (float[{lengths}] y)
+        <int64[3] g = {{0, 2, -1}}, int64[{axes + 2}] s = {{{target}}}, float[2] ones2 = {{0.7, 0.5}},
+         float[2] zeros2 = {{0.3, 0}}, float low = {{-0.5}}, float high = {{0.7}}, float steep = {{90}}, float inverse = {{0.70710678}},
+         float one = {{1}}, float half = {{0.5}}, float[{lengths}] b> {{
+          [first] a = Conv<pads = {[1] * axes * 2}>(x, v1)
+          {norm}
+          [last] y = Conv<pads = {[1] * axes * 2}>(b, v2)
+        }}""")
+    for name in ("v1", "v2"):
+        weights = rng.standard_normal((16, 16, *[3] * axes)).astype("f4")
+        proto.graph.initializer.append(numpy_helper.from_array(weights, name))
+    for name, shape in {"ones16": [16], "zeros16": [16], "w": row, "v": row}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype("f4"), name))
+    onnx.save(proto, folder / "m.onnx")
+    given = [each if isinstance(each, int) else 12 for each in image]
+    np.savez(folder / "data.npz", x=rng.standard_normal((8, 16, *given)).astype(np.float32))
+    return folder / "m.onnx"
 
 
 @pytest.fixture(params=[*NORMS.values()], ids=[*NORMS])
 def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Return the path of two convolutions with a normalization between them, and its data beside it."""
-    rng = np.random.default_rng(0)
-    proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
-        net (float[N,8,10,12] x) => (float[N,8,10,12] y)
-        <int64[3] g = {{0, 2, -1}}, int64[4] s = {{0, 8, 10, 12}}, float[2] ones2 = {{2, 3}}, float[2] zeros2 = {{1, 0}},
-         float low = {{-0.5}}, float high = {{0.7}}, float steep = {{90}}, float[N,8,10,12] b> {{
-          [first] a = Conv<pads = [1, 1, 1, 1]>(x, v1)
-          {request.param}
-          [last] y = Conv<pads = [1, 1, 1, 1]>(b, v2)
-        }}""")
-    for name in ("v1", "v2"):
-        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((8, 8, 3, 3)).astype("f4"), name))
-    for name, shape in {"ones8": (8,), "zeros8": (8,), "w": (8, 1, 1), "v": (8, 1, 1)}.items():
-        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype("f4"), name))
-    onnx.save(proto, tmp_path / "m.onnx")
-    np.savez(tmp_path / "data.npz", x=rng.standard_normal((8, 8, 10, 12)).astype(np.float32))
-    return tmp_path / "m.onnx"
+    """Return the path of two convolutions of images with a normalization between them, and its data beside it."""
+    return between(request.param, tmp_path, (10, 12))
 
 
 @needs_library
@@ -336,12 +393,19 @@ def test_it_stands_between_native_convolutions_and_the_body_computes_the_same(mo
     check_alike(model, found)
 
 
-SILU = "b1 = Sigmoid(b0) b = Mul(b0, b1)"
+CURVES = {
+    "SiLU": "b1 = Sigmoid(b0) b = Mul(b0, b1)",
+    "LeakyRelu": "b = LeakyRelu <alpha = 0.1> (b0)",
+    "GELU": "b1 = Mul(b0, inverse) b2 = Erf(b1) b3 = Add(b2, one) b4 = Mul(b0, b3) b = Mul(b4, half)",
+}
 
 
 @needs_library
-@pytest.mark.parametrize("model", [f"{NORMS['instance'].replace('b =', 'b0 =')} {SILU}"], indirect=True)
-def test_a_function_behind_it_is_its_curve(model: Path) -> None:
+@pytest.mark.parametrize("norm", ["instance", "group in parts"])
+@pytest.mark.parametrize("lengths", [(10, 12), (12,)], ids=["image", "sequence"])
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_a_function_behind_it_is_its_curve(tmp_path: Path, norm: str, lengths: Sequence[int], curve: str) -> None:
+    model = between(f"{NORMS[norm].replace('b =', 'b0 =')} {curve}", tmp_path, lengths)
     _, found = quantized(model, kernels="native")
     assert native_operators(found) == ["Convolution", "GroupNormalization", "Convolution"]
     feed = {"x": np.load(model.with_name("data.npz"))["x"]}
@@ -352,10 +416,34 @@ def test_a_function_behind_it_is_its_curve(model: Path) -> None:
     assert np.square(before - here).mean() < np.square(before - elsewhere).mean()
 
 
+SAME_SHAPE = f"{GROUPED} s0 = Shape(a) a2 = Reshape(a1, s0) a3 = Mul(a2, w) b = Add(a3, v)"
+LENGTHS: dict[str, tuple[Sequence[int | str], str]] = {
+    **{f"a sequence, {name}": ((12,), norm) for name, norm in NORMS.items()},
+    **{f"a sequence of any length, {name}": (("T",), norm) for name, norm in NORMS.items()},
+    "a sequence with its own shape": ((12,), SAME_SHAPE),
+    "a sequence of any length with its own shape": (("T",), SAME_SHAPE),
+    "images with any number of columns": ((10, "W"), NORMS["group in parts"]),
+    "images of any size": (("H", "W"), SAME_SHAPE),
+}
+
+
+@needs_library
+@pytest.mark.parametrize(("lengths", "norm"), LENGTHS.values(), ids=LENGTHS)
+def test_sequences_are_images_with_one_row(tmp_path: Path, lengths: Sequence[int | str], norm: str) -> None:
+    model = between(norm, tmp_path, lengths)
+    _, found = quantized(model, kernels="native")
+    assert native_operators(found) == ["Convolution", "GroupNormalization", "Convolution"]
+    check_alike(model, found)
+    other = [5 if isinstance(each, str) else each for each in lengths]
+    x = np.random.default_rng(1).standard_normal((2, 16, *other)).astype(np.float32)
+    before, here = (each.run(None, {"x": x})[0] for each in (ort.InferenceSession(str(model)), load(found)))
+    assert np.square(before - here).mean() < np.square(before).mean() / 100
+
+
 FUNCTIONS = {
-    "another reader": "b0 = InstanceNormalization(a, ones8, zeros8) b1 = Sigmoid(b0) b2 = Mul(b0, b1)"
+    "another reader": "b0 = InstanceNormalization(a, ones16, zeros16) b1 = Sigmoid(b0) b2 = Mul(b0, b1)"
     " b3 = Conv<pads = [1, 1, 1, 1]>(b0, v1) b = Add(b2, b3)",
-    "too sharp for a curve": "b0 = InstanceNormalization(a, ones8, zeros8) b1 = Mul(b0, steep) b = Sigmoid(b1)",
+    "too sharp for a curve": "b0 = InstanceNormalization(a, ones16, zeros16) b1 = Mul(b0, steep) b = Sigmoid(b1)",
 }
 
 
