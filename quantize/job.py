@@ -289,7 +289,7 @@ class Placement:
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield its rows in the table of a result: the method, the plans that were timed, and the predicted time."""
         if not self.served:
-            predicted = "" if self.predicted_ms is None else f"; sum of costs {self.predicted_ms:.2f} ms"
+            predicted = "" if self.predicted_ms is None else f"; sum of costs {self.predicted_ms:.3f} ms"
             missed = (
                 f"; its model missed the promise ({self.missed}), so that more units are float" if self.missed else ""
             )
@@ -299,8 +299,8 @@ class Placement:
         first = self.served[0]
         yield "placement", f"{self.how}: {first.chosen}, of {number_of(len(first.tried), 'plan')}"
         for each in self.served:
-            own = f"; with its own plan, {each.own}: {each.tried[each.own]:.2f} ms" if each.own != each.chosen else ""
-            yield f"placement, {each.name}", f"{each.tried[each.chosen]:.2f} ms{own}"
+            own = f"; with its own plan, {each.own}: {each.tried[each.own]:.3f} ms" if each.own != each.chosen else ""
+            yield f"placement, {each.name}", f"{each.tried[each.chosen]:.3f} ms{own}"
 
     @property
     def _timed(self) -> str:
@@ -308,8 +308,8 @@ class Placement:
         tried, chosen = self.tried, self.chosen
         if not chosen:
             return ""
-        others = ", ".join(f"{name!r} {ms:.2f}" for name, ms in tried.items() if name != chosen)
-        text = f": {chosen!r}, {tried[chosen]:.2f} ms" + (
+        others = ", ".join(f"{name!r} {ms:.3f}" for name, ms in tried.items() if name != chosen)
+        text = f": {chosen!r}, {tried[chosen]:.3f} ms" + (
             f", of {len(tried)} plans (others: {others})" if others else ""
         )
         best = min(tried, key=tried.__getitem__)

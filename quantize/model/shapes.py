@@ -14,7 +14,7 @@ from ...calibration.session import Array
 from ...system.given import check_kind, normalise_fields, whole
 from ...system.numbers import whole_number
 from ...transforms.fold_constants import fold_constants
-from ...transforms.graph import constant, is_standard, plain_shape
+from ...transforms.graph import computing_graphs, constant, is_standard, plain_shape
 from ...transforms.inference import infer, inferred
 from ...transforms.inline_functions import ORIGIN, inline_functions
 from ...transforms.rewriter import LARGE, quiet
@@ -267,17 +267,19 @@ def fed_shapes(model: ir.Model, feed: Mapping[str, Array]) -> dict[str, Shape]:
 
 
 def of_shapes_alone(model: ir.Model) -> frozenset[str]:
-    """Return the tensors of the main graph that do not depend on the values of any input, for instance positions.
+    """Return the tensors that do not depend on the values of any input, for instance positions, also those in bodies.
 
     They depend on constants, and on the shapes of tensors (Shape, Size). A node with a body counts as depending on
     values, because its body reads tensors that are not among its inputs.
     """
-    alone = {value for value in model.graph.initializers.values() if not value.is_graph_input()}
-    for node in model.graph:
-        bodies = any(attribute.type is ir.AttributeType.GRAPH for attribute in node.attributes.values())
-        fixed = node.op_type in SHAPES or all(value is None or value in alone for value in node.inputs)
-        if fixed and not bodies and node.op_type not in RANDOM:
-            alone |= set(node.outputs)
+    alone: set[ir.Value] = set()
+    for graph in computing_graphs(model):
+        alone |= {value for value in graph.initializers.values() if not value.is_graph_input()}
+        for node in graph:
+            has_body = any(attribute.type is ir.AttributeType.GRAPH for attribute in node.attributes.values())
+            fixed = node.op_type in SHAPES or all(value is None or value in alone for value in node.inputs)
+            if fixed and not has_body and node.op_type not in RANDOM:
+                alone |= set(node.outputs)
     return frozenset(str(value.name) for value in alone)
 
 

@@ -75,6 +75,7 @@ NOISE_COSTS_MORE = Reason("noise-costs-more", "int8 saves {:.0f} us here, less t
 NOISE_AROUND_COSTS_MORE = Reason(  # of a unit that moves or selects values, and adds no noise itself
     "noise-costs-more", "int8 saves {:.0f} us here, less than the noise of uint8 tensors around it is worth"
 )
+SLOWER_IN_BODY = Reason("slower-in-body", "the model is slower here with int8 in the bodies of its control flow")
 CONVERSIONS_COST_MORE = Reason("conversions-cost-more", "int8 saves {:.0f} us here, its conversions take {:.0f} us")
 NEIGHBOURS_COST_MORE = Reason(
     "neighbours-cost-more", "int8 saves {:.0f} us here, less than it costs the units around it"

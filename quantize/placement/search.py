@@ -10,13 +10,12 @@ from functools import partial
 from typing import TypeAlias
 
 from ... import RequantError
-from ...transforms.graph import computing_graphs
-from ...transforms.int8.ops import MOVES
 from ...transforms.int8.plan import Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
 from ..options.efforts import EFFORTS
 from . import costs as store
 from .batches import BY_RULES, CLEAR, MEASURED_NOISE, NOISE, fairest, served
+from .bodies import faster_with_bodies, integers_in_bodies
 from .costs import Costs
 from .facts import Facts
 from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile_float
@@ -73,7 +72,10 @@ def place(
         return write(asked(all_int8_plan(facts, rules))), Placement("all")
     free = any(len(forms) > 1 for forms in able(facts, rules).values())
     if not free or not costs_decide(job):
-        return write(asked(rules)), Placement("rules", why=_why_rules_decide(job) if free else "")
+        why = _why_rules_decide(job) if free else ""
+        if how != "measured" or not _is_timed(job) or not integers_in_bodies(job):
+            return write(asked(rules)), Placement("rules", why=why)
+        return faster_with_bodies(sizes_of(job, facts, rules, write, noise or {}, before), asked(rules), why)
     sizes = sizes_of(job, facts, rules, write, noise or {}, before)
     if how == "estimated":
         plan, placement = _estimated_placement(sizes)
@@ -193,19 +195,13 @@ def keep(known: Measured) -> None:
 
 def costs_decide(job: Job) -> bool:
     """Return whether costs decide: never if `integers_in_bodies`; measured costs only with a feed."""
-    how, timed = job.policy.how, job.feed is not None and not job.weights.large
-    return not integers_in_bodies(job) and (how == "estimated" or (how == "measured" and timed))
+    how = job.policy.how
+    return not integers_in_bodies(job) and (how == "estimated" or (how == "measured" and _is_timed(job)))
 
 
-def integers_in_bodies(job: Job) -> bool:
-    """Return whether units in the bodies of control flow may compute in integers: what they cost is not known.
-
-    Units that only move values are none of them: PyTorch writes a squeeze as an If.
-    """
-    inside = {node.name for graph in computing_graphs(job.simple)[1:] for node in graph}
-    plan = job.all_int8_plan
-    units = (unit for unit in plan.units if unit.op not in MOVES and plan.impl(unit) is not Impl.FLOAT)
-    return any(not inside.isdisjoint(unit.nodes) for unit in units)
+def _is_timed(job: Job) -> bool:
+    """Return whether there is something to time models on, and the model is not too large for that."""
+    return job.feed is not None and not job.weights.large
 
 
 def _why_rules_decide(job: Job) -> str:

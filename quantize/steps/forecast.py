@@ -14,9 +14,10 @@ from ..corrections.rounding import ROWS, SPARSE, channels_of, multiplications
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
+from ..placement.bodies import integers_in_bodies
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
 from ..placement.runs import runs_for, runs_within, samples_for
-from ..placement.search import LEAST_MS, integers_in_bodies
+from ..placement.search import LEAST_MS
 from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP, alone
 from ..runtime.progress import MAYBE, RELIEF
 from .evidence import RETRY_SECONDS, TRIAL_SAMPLES
