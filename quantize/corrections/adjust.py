@@ -17,11 +17,11 @@ from ...transforms.int8.plan import Impl
 from ...transforms.int8.weights import Adjustment
 from ..job import Candidate, Job
 from ..options.efforts import EFFORTS
-from ..placement.runs import samples_for
 from .bias import correct_bias
 from .block_rounding import block_operations, learn_blocks
 from .layer_by_layer import BlockLayer, Layer, walk_layers
 from .rounding import learn_rounding, operations
+from .samples import correcting_samples
 
 
 def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
@@ -31,7 +31,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     """
     if job.source is None:
         return {}
-    count = samples_for(job)
+    count = correcting_samples(job, candidate.plan)
     feeds = [sample.feed for sample in islice(job.source.samples(count), count)]
     impls = [candidate.plan.impl(unit) for unit in candidate.plan.units]
     total = sum(impl.reads_u8 or impl.in_blocks for impl in impls)

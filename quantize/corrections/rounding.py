@@ -63,11 +63,15 @@ def operations(layer: Layer) -> float:
 
 def multiplications(node: ir.Node, shape: tuple[int, ...]) -> float:
     """Return `operations` of a layer from its node and the shape of its weights."""
-    groups = _groups(node)
+    groups, columns = _groups(node), columns_of(node, shape)
     results = channels_of(node, shape) / groups
-    columns = math.prod(shape) / groups / results
     judging = 6 * columns * ROWS / FOLDS * results
     return float(groups * (columns**2 * (ROWS + 2 * SWEEPS * results) + judging))
+
+
+def columns_of(node: ir.Node, shape: tuple[int, ...]) -> float:
+    """Return the number of weights of each output channel, from the node and the shape of its weights."""
+    return math.prod(shape) / channels_of(node, shape)
 
 
 def channels_of(node: ir.Node, shape: tuple[int, ...]) -> int:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from ...calibration.session import Array
-from ...transforms.graph import constant, nodes_by_name
 from ...transforms.int8.ops import OPS
-from ..corrections.layer_by_layer import WALKED
-from ..corrections.rounding import ROWS, SPARSE, channels_of, multiplications
+from ..corrections.rounding import ROWS, SPARSE, columns_of, multiplications
+from ..corrections.samples import correcting_samples, walked_layers
 from ..job import Job
 from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
@@ -177,19 +176,12 @@ def _correction_seconds(job: Job, run: float, sizes: Mapping[str, int]) -> float
 
     Learned rounding leaves out layers with few positions per column, such as fully connected ones.
     """
-    nodes, products, layers, samples = nodes_by_name(job.simple), 0.0, 0, samples_for(job)
-    for unit in job.all_int8_plan.units:
-        if unit.op not in WALKED or not job.all_int8_plan.impl(unit).reads_u8:
-            continue
-        node = nodes[unit.nodes[0]]
-        layers, weight = layers + 1, constant(node.inputs[1])
-        if weight is None or len(weight.shape) < 2:
-            continue
-        shape = tuple(weight.shape.numpy())
-        results = sizes.get(unit.outputs[0], 0) if unit.outputs else 0
-        if samples * results >= SPARSE * math.prod(shape):
-            positions = samples * results / channels_of(node, shape)
-            products += multiplications(node, shape) * min(1.0, positions / ROWS)
+    samples = correcting_samples(job, job.all_int8_plan)
+    products, layers = 0.0, [*walked_layers(job, job.all_int8_plan, sizes)]
+    for layer in layers:
+        positions = samples * layer.positions
+        if positions >= SPARSE * columns_of(layer.node, layer.shape):
+            products += multiplications(layer.node, layer.shape) * min(1.0, positions / ROWS)
     limit = EFFORTS[job.options.effort].operations or math.inf
     learned = min(products, limit) if "rounding" in job.corrections else 0.0
-    return layers * ADJUSTED + 2 * samples * run + PRODUCT * learned
+    return len(layers) * ADJUSTED + 2 * samples * run + PRODUCT * learned

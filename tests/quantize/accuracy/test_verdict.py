@@ -287,7 +287,7 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
         (Placement("rules", why="no data to time plans on"), "rules: no data to time plans on"),
         (
             Placement("measured", 1.2, {"rules": 2.0, "cut 1": 1.0}, chosen="cut 1"),
-            "measured: 'cut 1', 1.00 ms, of 2 plans (others: 'rules' 2.00); sum of costs 1.20 ms",
+            "measured: 'cut 1', 1.000 ms, of 2 plans (others: 'rules' 2.000); sum of costs 1.200 ms",
         ),
         (
             Placement(
