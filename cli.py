@@ -12,10 +12,13 @@ MODULES = {
     "app": ("completion", "help"),
     "calibrate": ("calibrate",),
     "check": ("check", "init"),
+    "costs": ("costs",),
     "demo": ("demo",),
-    "quantize": ("compare", "costs", "ops", "quantize", "report", "sensitivity"),
+    "look_at_models": ("diff", "inspect", "ops", "report", "view"),
+    "measure": ("bench", "compare", "compile", "explain", "kernels"),
+    "quantize": ("quantize",),
     "reproduce": ("reproduce",),
-    "tools": ("bench", "compile", "diff", "explain", "inspect", "kernels", "view"),
+    "sensitivity": ("sensitivity",),
     "transform": ("transform", "transforms"),
 }
 """The commands of each module of `requant.quantize.commands`."""
