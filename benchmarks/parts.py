@@ -23,7 +23,7 @@ from requant.quantize.placement.obstacles import OBSTACLES, Rule
 from requant.quantize.placement.reasons import NO_FORM
 from requant.transforms import parse_groups, run
 from requant.transforms.groups import GROUPS
-from requant.transforms.int8.ops import WHOLE
+from requant.transforms.int8.ops import ATTENTIONS
 from requant.transforms.int8.plan import Impl, Unit
 from requant.transforms.int8.reasons import Reason
 
@@ -36,7 +36,7 @@ FORMS: Mapping[str, tuple[Impl, frozenset[str]]] = {
     "gemm": (Impl.U8_GEMM, frozenset({"Conv"})),
     "native": (Impl.U8_NATIVE, frozenset()),
     "native-dynamic": (Impl.DYNAMIC_NATIVE, PRODUCTS),
-    "native-attention": (Impl.DYNAMIC_NATIVE, WHOLE),
+    "native-attention": (Impl.DYNAMIC_NATIVE, ATTENTIONS),
     "native-recurrent": (Impl.DYNAMIC_NATIVE, RECURRENT),
     "recurrent": (Impl.DYNAMIC, RECURRENT),
 }

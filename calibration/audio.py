@@ -14,7 +14,7 @@ from ..system.regular import open_regular, size_of
 from .media import Reading, media_labels, media_rows, only_input
 from .samples import DataError, Rows
 from .session import Array, InputSpec
-from .settings import Key, parse_settings, positive, truth, whole
+from .settings import Key, parse_settings, positive, positive_integer, truth
 
 SUFFIXES = frozenset((".wav", ".wave"))
 """The suffixes of sound files."""
@@ -22,7 +22,7 @@ WIDTHS = (1, 2, 3, 4)
 """The bytes of a PCM value."""
 
 KEYS: Mapping[str, Key] = {
-    "rate": Key(whole, "samples per second"),
+    "rate": Key(positive_integer, "samples per second"),
     "mono": Key(truth, "true or false"),
     "seconds": Key(positive, "a number above 0"),
 }

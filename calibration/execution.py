@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import RequantError
-from ..system.given import normalise_fields, whole
+from ..system.given import checked_integer, normalise_fields
 from ..system.numbers import DIGITS
 
 HISTOGRAM_VALUES = 1 << 14
@@ -74,7 +74,7 @@ class Execution:
             raise RequantError(f"the first position must be at least 0, not {self.first}")
         if len(self.shard) != 2:
             raise RequantError(f"a shard has two numbers, its own and how many there are, not {len(self.shard)}")
-        part, parts = (whole(number, "a shard", 1) for number in self.shard)
+        part, parts = (checked_integer(number, "a shard", 1) for number in self.shard)
         if not part <= parts < 10**DIGITS:
             raise RequantError(f"invalid shard {part}/{parts}: write i/n with 1 <= i <= n < 10^{DIGITS}")
 

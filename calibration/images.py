@@ -16,7 +16,7 @@ from ..system.regular import open_regular
 from .media import Reading, media_labels, media_rows, only_input
 from .samples import DataError, Rows
 from .session import Array, InputSpec
-from .settings import Key, numbers, one_of, parse_settings, positive, whole
+from .settings import Key, numbers, one_of, parse_settings, positive, positive_integer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,7 +51,7 @@ def _side_or_size(text: str) -> int | Size:
     """Read ``256`` or ``256x320``."""
     if not re.fullmatch(r"[0-9]+(x[0-9]+)?", text):
         raise ValueError
-    sides = [whole(side) for side in text.split("x")]
+    sides = [positive_integer(side) for side in text.split("x")]
     if max(sides) * min(sides) > PIXELS or (len(sides) == 1 and sides[0] ** 2 > PIXELS):
         raise ValueError(f", and at most {PIXELS} pixels")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
@@ -445,9 +445,9 @@ def _padded(image: Image, recipe: Recipe) -> Image:
     height, width = recipe.pad
     left, top = ((width - image.width) // 2, (height - image.height) // 2) if recipe.place == "center" else (0, 0)
     colour = recipe.fill[::-1] if recipe.order == "bgr" else recipe.fill
-    whole = Image.new(image.mode, (width, height), colour if len(colour) > 1 else colour[0])
-    whole.paste(image, (left, top))
-    return whole
+    padded = Image.new(image.mode, (width, height), colour if len(colour) > 1 else colour[0])
+    padded.paste(image, (left, top))
+    return padded
 
 
 def _cropped(image: Image, recipe: Recipe, where: str) -> Image:

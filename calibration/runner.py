@@ -13,7 +13,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import RequantError
-from ..system.given import check_function, check_kind, names_of, or_default, whole
+from ..system.given import check_function, check_kind, checked_integer, names_of, or_default
 from ..system.log_records import MARK
 from ..system.values import decode_json
 from .checkpoint import Checkpoint
@@ -48,7 +48,9 @@ def axes_of(channel_axis: Mapping[str, int]) -> dict[str, int]:
     check_kind(channel_axis, Mapping, "channel_axis must be a mapping from names of tensors to axes")
     for name in channel_axis:
         check_kind(name, str, "channel_axis must be a mapping from names of tensors to axes")
-    return {name: whole(axis, f"the channel axis of {name!r}", -MOST_AXES) for name, axis in channel_axis.items()}
+    return {
+        name: checked_integer(axis, f"the channel axis of {name!r}", -MOST_AXES) for name, axis in channel_axis.items()
+    }
 
 
 def observe(

@@ -94,7 +94,7 @@ def positive(text: str) -> float:
     return value
 
 
-def whole(text: str) -> int:
+def positive_integer(text: str) -> int:
     """Read a whole number above 0."""
     value = whole_number(text)
     if not value:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .. import RequantError
-from ..system.given import check_function, check_kind, names_of, whole
+from ..system.given import check_function, check_kind, checked_integer, names_of
 from ..system.printable import number_of
 from ..system.regular import check_regular
 from . import audio, images, text
@@ -82,7 +82,7 @@ class DataSpec:
         if self.state is not None:
             object.__setattr__(self, "state", names_of(self.state, "state"))
         if self.memory_limit is not None:
-            object.__setattr__(self, "memory_limit", whole(self.memory_limit, "memory_limit", 1))
+            object.__setattr__(self, "memory_limit", checked_integer(self.memory_limit, "memory_limit", 1))
 
     @property
     def limit(self) -> int:
@@ -172,7 +172,7 @@ class Source:
         Raises:
             RequantError: `n` is below 1, or so large that memory cannot hold the positions.
         """
-        n = whole(n, "samples", 1)
+        n = checked_integer(n, "samples", 1)
         n = min(n, sys.maxsize // 8)
         positions: Sequence[int] | None = self.picked
         if positions is None and self.rows.length is not None:

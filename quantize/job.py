@@ -117,7 +117,7 @@ class Job:
         return self.source if self.held is None else self.held
 
     @property
-    def apart(self) -> bool:
+    def held_out(self) -> bool:
         """Whether the samples that judge gave no ranges."""
         return self.held is not None or self.supply.ranges is not None
 

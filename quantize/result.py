@@ -190,12 +190,12 @@ class Result:
             return "random inputs" if self.samples else "no data"
         if self.ranges:
             return "data that gave no ranges"
-        return "held-out calibration data" if self.apart else "calibration data"
+        return "held-out calibration data" if self.held_out else "calibration data"
 
     @property
-    def apart(self) -> bool:
+    def held_out(self) -> bool:
         """Whether the models were judged on samples that gave no ranges."""
-        return self.promise is not None and self.promise.apart
+        return self.promise is not None and self.promise.held_out
 
     def rows(self) -> list[Row]:
         """Return the table: a name and a value in each row."""
@@ -252,7 +252,7 @@ class Result:
                 {"name": n.name, "operator": n.operator, "reason": n.reason, "us": n.us} for n in self.float_nodes
             ],
             "relieved_channels": dict(self.relieved),
-            **accuracy_json(self.accuracy, apart=self.apart),
+            **accuracy_json(self.accuracy, held_out=self.held_out),
             "latency": self.latency and latency_json(self.latency),
             **_latencies_json(self.latencies),
             "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
@@ -342,7 +342,7 @@ def _accuracy(result: Result) -> Iterator[Row]:
         return
     yield data_row(result.samples, result.data)
     if result.promise is not None:
-        fitted = "" if result.apart or not result.calibration else ", which gave the ranges too"
+        fitted = "" if result.held_out or not result.calibration else ", which gave the ranges too"
         to = "" if result.given is None else "; against the float weights of the given model"
         yield promise_row(result.promise, where + fitted + to)
     if result.given is not None:
@@ -352,14 +352,14 @@ def _accuracy(result: Result) -> Iterator[Row]:
             f"the output against it: {changed}; its own error, against its float weights: {own}",
         )
     shown = result.promise.judge if result.promise is not None else ""
-    yield from accuracy_rows(result.accuracy, where, shown, apart=result.apart)
+    yield from accuracy_rows(result.accuracy, where, shown, held_out=result.held_out)
 
 
 def _rejected(result: Result) -> Iterator[Row]:
     """Yield the accuracy and the latency of the INT8 model that was not written."""
     if result.rejected is None:
         return
-    rows = list(accuracy_rows(result.rejected[0], result.measured_on, apart=result.apart))
+    rows = list(accuracy_rows(result.rejected[0], result.measured_on, held_out=result.held_out))
     rows += (row for timed in result.rejected_latencies for row in latency_rows(timed, result.simple))
     yield from ((f"rejected {name}" if name else "", value) for name, value in rows)
 
@@ -411,7 +411,7 @@ def _rejected_json(result: Result) -> dict[str, Any] | None:
         return None
     accuracy, latency = result.rejected
     return {
-        **accuracy_json(accuracy, apart=result.apart),
+        **accuracy_json(accuracy, held_out=result.held_out),
         "latency": latency_json(latency),
         **_latencies_json(result.rejected_latencies),
     }

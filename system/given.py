@@ -91,7 +91,7 @@ def check_function(value: object, what: str) -> None:
         raise RequantError(f"{what} must be a function, not {kind_of(value)}")
 
 
-def whole(value: object, what: str, least: int, most: int | None = None) -> int:
+def checked_integer(value: object, what: str, least: int, most: int | None = None) -> int:
     """Return an integer as Python's own.
 
     Args:

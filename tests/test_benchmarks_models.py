@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.obstacles import OBSTACLES
-from requant.quantize.placement.rules import able, choose_by
+from requant.quantize.placement.rules import choose_by, possible_forms
 from requant.transforms import parse_groups, run
 from requant.transforms.groups import GROUPS
 from requant.transforms.int8.plan import Impl
@@ -216,10 +216,12 @@ def test_a_part_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(OBSTACLES, impl, OBSTACLES[impl])
     facts = replace(facts_of(model), static=True, ranges=dict.fromkeys("xtuy", (-1.0, 1.0)))
     parts.PARTS["recurrent"]()
-    assert {Impl.BLOCK, Impl.DYNAMIC} <= {*able(facts, choose_by(facts, model))["u"]}  # it is a part of other operators
+    assert {Impl.BLOCK, Impl.DYNAMIC} <= {
+        *possible_forms(facts, choose_by(facts, model))["u"]
+    }  # it is a part of other operators
     parts.PARTS["block"]()
-    assert Impl.BLOCK not in able(facts, choose_by(facts, model))["u"]
-    assert Impl.DYNAMIC in able(facts, choose_by(facts, model))["u"]
+    assert Impl.BLOCK not in possible_forms(facts, choose_by(facts, model))["u"]
+    assert Impl.DYNAMIC in possible_forms(facts, choose_by(facts, model))["u"]
 
 
 def test_unknown_tasks_and_scripts_that_are_no_kit_are_refused(kit: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from .int8.forms import (
     to_qattention,
     with_lookups,
 )
-from .int8.ops import GATE, OPS, WHOLE
+from .int8.ops import ATTENTIONS, GATE, OPS
 from .int8.packed_conv import pack_pixels
 from .int8.plan import Domain, Impl, Plan, Unit
 from .int8.qparams import Array, QParams, Scheme, quantize
@@ -137,7 +137,7 @@ def _shift_behind_products(nodes: Mapping[str, ir.Node], adjusted: Mapping[str, 
 
 def _rewrite_without_pairs(plan: Plan, nodes: Mapping[str, ir.Node], weights: WeightWriter) -> int:
     """Rewrite the units that need no pairs; return the number of constants that became integers."""
-    rewritten = [u for u in plan.units if plan.impl(u) in WITHOUT_PAIRS and u.op not in WHOLE]  # stays as it is
+    rewritten = [u for u in plan.units if plan.impl(u) in WITHOUT_PAIRS and u.op not in ATTENTIONS]  # stays as it is
     return sum(WITHOUT_PAIRS[plan.impl(unit)](nodes[unit.nodes[0]], unit, weights) for unit in rewritten)
 
 

@@ -15,7 +15,7 @@ from ... import RequantError
 from ...calibration.session import InputSpec, input_specs, open_session
 from ...calibration.sources import DataSource, Source, open_source
 from ...calibration.state import Link, summary
-from ...system.given import MOST_ITEMS, check_function, check_kind, check_path, whole
+from ...system.given import MOST_ITEMS, check_function, check_kind, check_path, checked_integer
 from ...transforms.inference import outputs_of
 from ...transforms.remove_dynamic_quantization import count_at_run_time
 from ..model.files import Weights, load_model, size_on_disk
@@ -24,10 +24,10 @@ from ..runtime.loads import Load, loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import PLAIN, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
+from .above_half import sigmoid_outputs
 from .classes import open_rows
 from .drop import Versus, versus
 from .given_choices import layered_choices, outputs_behind
-from .halves import sigmoid_outputs
 from .metrics import Metric, fitted, metric_named, of_probabilities
 from .outputs import Accuracy, accuracy_json, of_fixed_classes, of_sigmoids
 from .pair import PairScorer, judge_pair, time_models
@@ -165,7 +165,7 @@ def compare_models(
         RequantError: A model cannot be loaded, their inputs or outputs differ, or the data do not fit.
     """
     _check_arguments(float_model, int8_model, setting, progress, metric)
-    batch = whole(batch, "batch", 1, MOST_ITEMS)
+    batch = checked_integer(batch, "batch", 1, MOST_ITEMS)
     chosen = metric_named(metric) if isinstance(metric, str) else metric
     source = common_source(float_model, int8_model, data)
     first = next(iter(source))

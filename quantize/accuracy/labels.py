@@ -11,7 +11,7 @@ from ...calibration.samples import DataError, Sample
 from .classes import Array, Outputs, candidates, evident_scores, heads_of
 
 
-def whole(sample: Sample) -> Array:
+def class_labels(sample: Sample) -> Array:
     """Return the labels of a sample as int64; raise if they are fractions, or too large for it."""
     labels = np.asarray(sample.label)
     if labels.dtype.kind == "f" and not np.array_equal(labels, np.round(labels)):

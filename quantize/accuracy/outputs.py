@@ -19,11 +19,11 @@ from ... import RequantError
 from ...calibration.samples import Sample
 from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
+from .above_half import AboveHalf
 from .choices import into
 from .class_scores import ClassScores
 from .classes import Array, Interval, Outputs, Tally, is_float
-from .halves import Halves
-from .labels import check_classes, whole
+from .labels import check_classes, class_labels
 from .parts import Rows
 from .samples import EachSample, WorstSample
 from .shares import binomial_p, paired_interval, score_interval
@@ -101,7 +101,7 @@ class Accuracy:
         states: The outputs that feed the next sample. They are no results: their noise counts in the results of later
             samples, since each model carries its own state.
         worst_sample: The sample whose result has the lowest SQNR; None if no sample stands out.
-        halves: By float output: how many values are above 0.5 in both models, and in one of them. `quantize` and
+        above_half: By float output: how many values are above 0.5 in both models, and in one of them. `quantize` and
             `compare` keep those of the outputs that a Sigmoid writes.
         replaced: By output that is not compared itself, since the model chooses it by its own scores: its own SQNR in
             dB; NaN for integers.
@@ -119,7 +119,7 @@ class Accuracy:
     divergence: float | None = None
     states: frozenset[str] = frozenset()
     worst_sample: WorstSample | None = None
-    halves: Mapping[str, Halves] = field(default_factory=dict)
+    above_half: Mapping[str, AboveHalf] = field(default_factory=dict)
     replaced: Mapping[str, float] = field(default_factory=dict)
     saturated: frozenset[str] = frozenset()
 
@@ -193,7 +193,7 @@ class _Sums:
         classes: Sums over the predictions.
         each: Signal and noise of each float output of each sample.
         rows: Signal and noise of each of its rows, if it can have parts.
-        halves: Counts of the values of each float output above 0.5.
+        above_half: Counts of the values of each float output above 0.5.
         tokens: The divergence of the distributions of tokens.
         correct: The labels that no model predicts, the INT8 model alone, the float model alone, and both; int64 (4,).
         whole: As `correct` for items with several predictions, of which a model predicts all labels or not.
@@ -206,7 +206,7 @@ class _Sums:
     classes: Tally = field(default_factory=Tally)
     each: EachSample = field(default_factory=EachSample)
     rows: dict[str, Rows] = field(default_factory=dict)
-    halves: dict[str, Halves] = field(default_factory=dict)
+    above_half: dict[str, AboveHalf] = field(default_factory=dict)
     tokens: Divergence = field(default_factory=Divergence)
     correct: Array = field(default_factory=lambda: np.zeros(4, np.int64))
     whole: Array = field(default_factory=lambda: np.zeros(4, np.int64))
@@ -222,7 +222,9 @@ class _Sums:
             self.each.add(sample.where, name, reference[name].size, *powers)
             if is_float(reference[name]):
                 self.rows[name] = self.rows.get(name, Rows()).with_sample(reference[name], candidate[name])
-                self.halves[name] = self.halves.get(name, Halves()).with_sample(reference[name], candidate[name])
+                self.above_half[name] = self.above_half.get(name, AboveHalf()).with_sample(
+                    reference[name], candidate[name]
+                )
         self.tokens = self.tokens.with_sample(reference, candidate, sample)
         expected, actual = self.classes.add(reference, candidate, sample) or (None, None)
         if sample.label is not None:
@@ -242,7 +244,7 @@ class _Sums:
                 f"{sample.where}: {labels.size} label(s) for {count} prediction(s); give one class each "
                 "(of one-hot rows the argmax), or no labels"
             )
-        labels = whole(sample).reshape(-1)
+        labels = class_labels(sample).reshape(-1)
         try:
             check_classes(labels, self.classes.widths, sample.where)
         except RequantError:
@@ -279,7 +281,7 @@ class _Sums:
             divergence=self.tokens.mean,
             states=self.states,
             worst_sample=self.each.worst(_results(sqnr, self.states)),
-            halves=self.halves,
+            above_half=self.above_half,
             saturated=found.saturated if found.known else frozenset(),
         )
 
@@ -313,8 +315,8 @@ def of_fixed_classes(accuracy: Accuracy, frames: Collection[str]) -> Accuracy:
 
 
 def of_sigmoids(accuracy: Accuracy, outputs: Collection[str]) -> Accuracy:
-    """Return a comparison with the `halves` of some outputs alone, see `sigmoid_outputs`."""
-    return replace(accuracy, halves={name: found for name, found in accuracy.halves.items() if name in outputs})
+    """Return a comparison with the `above_half` of some outputs alone, see `sigmoid_outputs`."""
+    return replace(accuracy, above_half={name: found for name, found in accuracy.above_half.items() if name in outputs})
 
 
 def _results(outputs: Iterable[str], states: Collection[str]) -> list[str]:
@@ -412,28 +414,28 @@ def compare_outputs(
     return sums.result()
 
 
-def accuracy_json(accuracy: Accuracy, *, apart: bool = True) -> dict[str, Any]:
+def accuracy_json(accuracy: Accuracy, *, held_out: bool = True) -> dict[str, Any]:
     """Return plain JSON values: agreement, counts against labels, SQNR; null if a value is unknown or not finite.
 
     Args:
         accuracy: Float against INT8.
-        apart: Whether the samples gave no ranges; if they did, the intervals for other data are unknown.
+        held_out: Whether the samples gave no ranges; if they did, the intervals for other data are unknown.
     """
-    labelled, agreed = accuracy.labelled, accuracy.agreement_interval if apart else None
-    scores, lows = accuracy.scores, accuracy.least_db if apart else lambda _: math.nan
+    labelled, agreed = accuracy.labelled, accuracy.agreement_interval if held_out else None
+    scores, lows = accuracy.scores, accuracy.least_db if held_out else lambda _: math.nan
     return {
         "agreement": accuracy.agreement,
         "agreement_interval": agreed and list(agreed),
         "predicted_drop": accuracy.predicted_drop,
         "predicted_item_drop": scores and scores.whole_drop,
-        "predicted_item_drop_interval": list(scores.whole_interval) if scores and apart else None,
+        "predicted_item_drop_interval": list(scores.whole_interval) if scores and held_out else None,
         "items": labelled and labelled.items,
         "float_accuracy": labelled and labelled.float_accuracy,
         "int8_accuracy": labelled and labelled.int8_accuracy,
         "broken": labelled and labelled.broken,
         "fixed": labelled and labelled.fixed,
         "p_value": labelled and labelled.p_value,
-        "drop_interval": list(labelled.drop_interval) if labelled and apart else None,
+        "drop_interval": list(labelled.drop_interval) if labelled and held_out else None,
         "whole_items": accuracy.whole_labelled and asdict(accuracy.whole_labelled),
         "divergence": None if accuracy.divergence is None else finite(accuracy.divergence),
         "saturated": sorted(accuracy.saturated),
@@ -441,6 +443,6 @@ def accuracy_json(accuracy: Accuracy, *, apart: bool = True) -> dict[str, Any]:
         "worst_sample": accuracy.worst_sample and accuracy.worst_sample.to_json(),
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
         "sqnr_low_db_by_output": {name: finite(lows(name)) for name in accuracy.sqnr_db},
-        "above_half_by_output": {name: found.to_json() for name, found in accuracy.halves.items()},
+        "above_half_by_output": {name: found.to_json() for name, found in accuracy.above_half.items()},
         "sqnr_db_by_part": {name: finite(value) for name, value in accuracy.quiet_db.items()},
     }

@@ -66,7 +66,7 @@ class Promise:
         error: The measured loss as a relative error, 0..: the amplitude of the noise over the amplitude of the signal.
             For classes, a drop of `POINTS` counts as the error at `LEAST_DB`, and other drops in proportion.
         excess: The factor by which the power of the noise must fall; at most 1 if the promise is kept.
-        apart: Whether the samples gave no ranges.
+        held_out: Whether the samples gave no ranges.
     """
 
     judge: str
@@ -74,7 +74,7 @@ class Promise:
     text: str
     error: float
     excess: float
-    apart: bool = True
+    held_out: bool = True
 
     def __str__(self) -> str:
         """Return the judge, the measured value and its limit."""
@@ -87,18 +87,19 @@ class Promise:
             "kept": self.kept,
             "text": self.text,
             "relative_error": finite(self.error),
-            "samples_gave_no_ranges": self.apart,
+            "samples_gave_no_ranges": self.held_out,
         }
 
 
-def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
+def promise(accuracy: Accuracy, *, held_out: bool = True) -> Promise:
     """Judge an INT8 model by its accuracy.
 
     Args:
         accuracy: The comparison with the float model.
-        apart: Whether the samples gave no ranges. If they did, other data may lose more: no text speaks of confidence.
+        held_out: Whether the samples gave no ranges. If they did, other data may lose more: no text speaks of
+            confidence.
     """
-    by_class = _by_labels(accuracy) or _by_scores(accuracy, apart)
+    by_class = _by_labels(accuracy) or _by_scores(accuracy, held_out)
     scores = accuracy.scores
     many = scores is not None and scores.items >= FEWEST and scores.of_items
     alone = by_class is not None and (by_class.judge == "labels" or many)
@@ -109,16 +110,16 @@ def promise(accuracy: Accuracy, *, apart: bool = True) -> Promise:
         ranked[scores.output] = accuracy.results_db[scores.output]
     parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in ranked.items()}}
     others = {name: value for name, value in others.items() if not holds_scores(name)}
-    by_part = _by_part(parts, {name: accuracy.least_db(name) for name in ranked}, apart) if parts else None
+    by_part = _by_part(parts, {name: accuracy.least_db(name) for name in ranked}, held_out) if parts else None
     nothing_else = by_class is None and by_part is None
     low = _low_db(accuracy, others, by_class)
     hidden = hidden_outputs(accuracy)
-    by_sqnr = _by_sqnr(others, low, apart, hidden) if others or nothing_else else None
+    by_sqnr = _by_sqnr(others, low, held_out, hidden) if others or nothing_else else None
     by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
     found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
     nearest = max((each for each in found if each.judge == found[0].judge), key=lambda each: each.excess)
     decisive = next((each for each in found if not each.kept), nearest)
-    return replace(decisive, error=max(each.error for each in found), apart=apart)
+    return replace(decisive, error=max(each.error for each in found), held_out=held_out)
 
 
 def _of_classes(accuracy: Accuracy) -> set[str]:
@@ -144,8 +145,8 @@ def _by_labels(accuracy: Accuracy) -> Promise | None:
     return _of_drop("labels", not lost, text, max(drop, 0.0))
 
 
-def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
-    """Judge by the predicted drop of class scores; None if nothing predicts it. `apart` is that of `promise`.
+def _by_scores(accuracy: Accuracy, held_out: bool) -> Promise | None:
+    """Judge by the predicted drop of class scores; None if nothing predicts it. `held_out` is that of `promise`.
 
     Saturated probabilities that predict no drop say nothing; where they predict one, answers have changed.
     """
@@ -157,7 +158,7 @@ def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
         place = worst_place({scores.output: fine})
         return _of_worst((fine, fine), f"{decibels_text(fine)} at {place}", FINE_DB)
     whole = "" if scores.of_items else " of whole sequences"
-    text = f"predicted drop {100 * scores.whole_drop:.2f} points{whole}{_from_items(scores, apart)}"
+    text = f"predicted drop {100 * scores.whole_drop:.2f} points{whole}{_from_items(scores, held_out)}"
     kept = high < POINTS
     if kept and accuracy.saturated:  # a class that changes on none of a few items may still change on others
         return None
@@ -165,19 +166,19 @@ def _by_scores(accuracy: Accuracy, apart: bool) -> Promise | None:
     return found if kept else replace(found, excess=min(found.excess, (amplitude(fine) / amplitude(FINE_DB)) ** 2))
 
 
-def _from_items(scores: ClassScores, apart: bool) -> str:
+def _from_items(scores: ClassScores, held_out: bool) -> str:
     """Return what a predicted drop says of other data, in words, with the number of items behind it.
 
     Where no item changed, the losses have no spread that could tell it: what is sure of n items is that at most about
-    3 / n of others change. `apart` is that of `promise`.
+    3 / n of others change. `held_out` is that of `promise`.
     """
     low, high = scores.whole_interval
     counted = number_of(scores.items, "item")
     if low == high == 0.0:
         others = f": with 95 % confidence at most {1 - UNSEEN ** (1 / scores.items):.1%} of others change"
-        return f", none of {counted} changed{others if apart else ''}"
+        return f", none of {counted} changed{others if held_out else ''}"
     end = f"{100 * high:.2f}"
-    told = f"at most {end} with 95 % confidence" if apart else f"{end} with the spread of the items"
+    told = f"at most {end} with 95 % confidence" if held_out else f"{end} with the spread of the items"
     return f" from {counted}, {told}"
 
 
@@ -232,42 +233,42 @@ def _low_db(accuracy: Accuracy, outputs: Iterable[str], by_class: Promise | None
 
 
 def _by_sqnr(
-    sqnr_db: Mapping[str, float], low_db: Mapping[str, float], apart: bool, hidden: Collection[str]
+    sqnr_db: Mapping[str, float], low_db: Mapping[str, float], held_out: bool, hidden: Collection[str]
 ) -> Promise:
     """Judge by the output whose SQNR has the lowest lower end.
 
     Args:
         sqnr_db: The SQNR of each output, in dB.
         low_db: The lower end of the interval of each of them, in dB.
-        apart: Whether the samples gave no ranges.
+        held_out: Whether the samples gave no ranges.
         hidden: As `hidden_outputs` returns them.
     """
     worst = min(low_db, key=low_db.__getitem__, default="")
     mean, low = sqnr_db.get(worst, math.inf), low_db.get(worst, math.inf)
     place = worst_place(low_db)
-    told = f"{HIDDEN if worst in hidden else decibels_text(mean)} at {place}{_end(mean, low, apart)}"
+    told = f"{HIDDEN if worst in hidden else decibels_text(mean)} at {place}{_end(mean, low, held_out)}"
     return _of_worst((mean, low), told, LEAST_DB)
 
 
-def _by_part(parts_db: Mapping[str, tuple[str, float]], low_db: Mapping[str, float], apart: bool) -> Promise:
+def _by_part(parts_db: Mapping[str, tuple[str, float]], low_db: Mapping[str, float], held_out: bool) -> Promise:
     """Judge by the worst of the quiet parts of outputs, and of the scores that need no more than a part.
 
     Args:
         parts_db: By output, its part as an index, empty for all of it, and its SQNR in dB.
         low_db: The lower end of the interval of those that are whole, in dB.
-        apart: Whether the samples gave no ranges.
+        held_out: Whether the samples gave no ranges.
     """
     ends = {name: low_db.get(name, value) for name, (_, value) in parts_db.items()}
     name = min(ends, key=ends.__getitem__)
     (where, mean), low = parts_db[name], ends[name]
-    told = f"{decibels_text(mean)} at {name}{where}{_end(mean, low, apart)}"
+    told = f"{decibels_text(mean)} at {name}{where}{_end(mean, low, held_out)}"
     return _of_worst((mean, low), told, PART_DB)
 
 
-def _end(mean: float, low: float, apart: bool) -> str:
+def _end(mean: float, low: float, held_out: bool) -> str:
     """Return the lower end of the interval of an SQNR, in words; empty where it is the SQNR itself."""
     end = decibels_text(low)
-    text = f", at least {end} with 95 % confidence" if apart else f", {end} with the spread of the samples"
+    text = f", at least {end} with 95 % confidence" if held_out else f", {end} with the spread of the samples"
     return text if low < mean else ""
 
 

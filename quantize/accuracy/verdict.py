@@ -168,20 +168,20 @@ def _scores(found: Versus) -> tuple[str, str]:
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
-def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, apart: bool = True) -> Iterator[Row]:
+def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, held_out: bool = True) -> Iterator[Row]:
     """Yield counts against labels, agreement, predicted drop and SQNR, each with its data.
 
     Args:
         accuracy: Float against INT8.
         where: The data, in words.
         shown: What other rows show: the name of a metric, or the judge of a promise.
-        apart: Whether the samples gave no ranges; if they did, no interval for other data is shown.
+        held_out: Whether the samples gave no ranges; if they did, no interval for other data is shown.
     """
     labelled = accuracy.labelled
     if labelled is not None and shown != "top1":
         yield "top-1", f"{labelled.float_accuracy:.2%} -> {labelled.int8_accuracy:.2%} ({where})"
         drop, (low, high) = labelled.float_accuracy - labelled.int8_accuracy, labelled.drop_interval
-        interval = f", 95 % interval {points(low)} to {points(high)}" if apart else ""
+        interval = f", 95 % interval {points(low)} to {points(high)}" if held_out else ""
         yield "drop", f"{points(drop)} points ({where}){interval}"
         yield _items_row(labelled, where)
     whole = accuracy.whole_labelled
@@ -193,9 +193,9 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, apart: boo
         yield "labels", f"float is right no more often than a guess among {scores.classes} classes: check the labels"
     by_class = labelled is not None or is_sure(accuracy)
     if by_class:  # near chance, an agreement says nothing: it may be an embedding
-        yield from _class_rows(accuracy, where, shown, apart)
-    yield from _sqnr_rows(accuracy, where, shown, apart)
-    for name, found in accuracy.halves.items():
+        yield from _class_rows(accuracy, where, shown, held_out)
+    yield from _sqnr_rows(accuracy, where, shown, held_out)
+    for name, found in accuracy.above_half.items():
         if found.f1 is not None:
             counted = f"{found.both} of float's {found.both + found.lost} values above 0.5 stay, {found.new} are new"
             yield "at 0.5", f"{found.f1:.1%} F1 at {name} ({where}): {counted}"
@@ -204,7 +204,7 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, apart: boo
         yield "worst sample", f"SQNR {decibels_text(worst.sqnr_db)} at {worst.output}: {worst.where}"
 
 
-def _sqnr_rows(accuracy: Accuracy, where: str, shown: str, apart: bool) -> Iterator[Row]:
+def _sqnr_rows(accuracy: Accuracy, where: str, shown: str, held_out: bool) -> Iterator[Row]:
     """Yield the SQNR of each output and each quiet part, with the lower end of its interval where it is known.
 
     The arguments are those of `accuracy_rows`.
@@ -215,7 +215,7 @@ def _sqnr_rows(accuracy: Accuracy, where: str, shown: str, apart: bool) -> Itera
             continue
         kind = ", a state" if name in accuracy.states else ""
         low = accuracy.least_db(name) if name in accuracy.sqnr_db else value
-        end = f", 95 % interval from {decibels_text(low)}" if apart and low < value else ""
+        end = f", 95 % interval from {decibels_text(low)}" if held_out and low < value else ""
         yield "SQNR", f"{HIDDEN if name in hidden else decibels_text(value)} at {name}{kind} ({where}){end}"
 
 
@@ -225,25 +225,25 @@ def _items_row(found: Labelled | Versus, where: str) -> Row:
     return "items", f"{counted}, exact binomial p = {found.p_value:.3g}"
 
 
-def _class_rows(accuracy: Accuracy, where: str, shown: str, apart: bool) -> Iterator[Row]:
+def _class_rows(accuracy: Accuracy, where: str, shown: str, held_out: bool) -> Iterator[Row]:
     """Yield the rows about classes that need no labels; the arguments are those of `accuracy_rows`."""
     scores, agreed = accuracy.scores, accuracy.agreement_interval
     if scores is None:
         return
     if agreed is not None and shown != "agreement":
         others = f"; classes of {', '.join(scores.left_out)} are not counted" if scores.left_out else ""
-        interval = f", 95 % interval from {agreed[0]:.2%}" if apart else ""
+        interval = f", 95 % interval from {agreed[0]:.2%}" if held_out else ""
         yield "top-1 agreement", f"{scores.agreement:.2%} ({where}){interval}{others}"
     if scores.predicted_drop and shown != "class scores":
-        whole = _whole(scores, apart)
+        whole = _whole(scores, held_out)
         yield "predicted drop", f"{points(scores.predicted_drop)} points, without labels ({where}){whole}"
 
 
-def _whole(scores: ClassScores, apart: bool) -> str:
-    """Return the predicted drop of whole items, with its interval if `apart`; empty if nothing is known of it."""
+def _whole(scores: ClassScores, held_out: bool) -> str:
+    """Return the predicted drop of whole items, with its interval if `held_out`; empty if nothing is known of it."""
     low, high = scores.whole_interval
     told = [] if scores.of_items else [f"{points(scores.whole_drop)} points of whole items"]
-    told += [f"95 % interval {points(low)} to {points(high)}"] if apart else []
+    told += [f"95 % interval {points(low)} to {points(high)}"] if held_out else []
     return f"; {', '.join(told)}" if told else ""
 
 

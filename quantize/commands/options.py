@@ -30,7 +30,7 @@ from ..options.tables import check_value
 from .app import Command, Decorator, is_given, option
 
 
-class Whole(click.IntRange):
+class WholeNumber(click.IntRange):
     """A whole number of ASCII digits, from a least one on; Python reads other digits and ``1_0`` too."""
 
     name = "whole number"
@@ -61,7 +61,7 @@ def _type(option: Option) -> click.ParamType[Any] | None:
     if option.kind is Kind.INTS:
         return click.STRING
     if option.kind is Kind.INT:
-        return Whole(None if option.least is None else int(option.least))
+        return WholeNumber(None if option.least is None else int(option.least))
     if option.kind is Kind.NUMBER:
         return Decimal(option.least, min_open=option.above)
     return click.Path() if option.metavar == "FILE" else None

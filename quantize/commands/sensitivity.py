@@ -11,7 +11,7 @@ import click
 from ...system.printable import number_of
 from .app import PATH, ToolCommand, option, shows_tables
 from .options import (
-    Whole,
+    WholeNumber,
     force_option,
     json_option,
     rule_option,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @option(
     "--samples",
     group="data",
-    type=Whole(1),
+    type=WholeNumber(1),
     default=4,
     show_default=True,
     metavar="N",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @option(
     "--calibration-samples",
     group="data",
-    type=Whole(1),
+    type=WholeNumber(1),
     metavar="N",
     help="Samples for the ranges. [default: all]",
 )

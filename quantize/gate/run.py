@@ -19,7 +19,7 @@ from ...calibration.samples import Sample
 from ...calibration.sources import DataSource, Source
 from ...calibration.state import Link
 from ...system.apart import PathLike
-from ...system.given import MOST_ITEMS, check_function, check_kind, normalise_fields, or_default, whole
+from ...system.given import MOST_ITEMS, check_function, check_kind, checked_integer, normalise_fields, or_default
 from ...system.printable import printable
 from ...system.regular import check_file
 from ...transforms.inference import outputs_of
@@ -83,7 +83,7 @@ class CheckOptions:
             check_kind(metric, (str, Metric), "a metric must be a name, FILE.py:NAME or a Metric")
         for name, number in (("samples", self.samples), ("batch", self.batch)):
             if number is not None:
-                whole(number, name, 1, MOST_ITEMS if name == "batch" else None)
+                checked_integer(number, name, 1, MOST_ITEMS if name == "batch" else None)
         for name, least in (("threads", self.threads), ("seconds", self.seconds)):
             if least is not None and not 0 <= least < math.inf:
                 raise RequantError(f"{name} must be 0 or more, not {least}")

@@ -11,7 +11,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from ... import RequantError, UnknownNameError
 from ...calibration.session import Array
-from ...system.given import check_kind, normalise_fields, whole
+from ...system.given import check_kind, checked_integer, normalise_fields
 from ...system.numbers import whole_number
 from ...transforms.fold_constants import fold_constants
 from ...transforms.graph import computing_graphs, constant, is_standard, plain_shape
@@ -53,9 +53,9 @@ class Lengths:
         normalise_fields(self)
         for name, shape in self.shapes.items():
             check_kind(shape, (tuple, list), f"the shape of input {name!r} must be a tuple")
-        dims = {name: whole(length, f"the length of axis {name!r}", 0) for name, length in self.dims.items()}
+        dims = {name: checked_integer(length, f"the length of axis {name!r}", 0) for name, length in self.dims.items()}
         shapes = {
-            name: tuple(whole(length, f"a length of input {name!r}", 0) for length in shape)
+            name: tuple(checked_integer(length, f"a length of input {name!r}", 0) for length in shape)
             for name, shape in self.shapes.items()
         }
         object.__setattr__(self, "dims", dims)

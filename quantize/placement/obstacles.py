@@ -18,7 +18,7 @@ from ...transforms.graph import (
     whole_first,
 )
 from ...transforms.int8.forms import RECURRENT
-from ...transforms.int8.ops import FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, SLOPED, TABLE, WHOLE, Kernel, Op
+from ...transforms.int8.ops import ATTENTIONS, FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, SLOPED, TABLE, Kernel, Op
 from ...transforms.int8.plan import Impl, Unit
 from ...transforms.int8.reasons import ALREADY, NONE, Reason
 from ...transforms.int8.units import activations
@@ -186,7 +186,7 @@ def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Re
         return why.NO_FORM
     if unit.op in RECURRENT:
         return _native_recurrent_obstacle(unit, facts)
-    if unit.op in WHOLE:
+    if unit.op in ATTENTIONS:
         return attention_obstacle(unit, facts) or _harm_obstacle(unit, facts, Impl.DYNAMIC_NATIVE)
     return _dynamic_obstacle(unit, facts, strategy)
 

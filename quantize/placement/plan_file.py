@@ -19,7 +19,7 @@ from ...transforms.int8.plan import Choice, Impl, Plan
 from ...transforms.int8.reasons import NONE, other
 from .facts import Facts
 from .reasons import PLAN_FILE
-from .rules import able
+from .rules import possible_forms
 
 SCHEMA = 1
 
@@ -76,7 +76,7 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
         RequantError: The file cannot be read, or a unit cannot have its implementation or body.
         UnknownNameError: The model has no unit of this name.
     """
-    options, name_of_file = able(facts, rules), os.fspath(path)
+    options, name_of_file = possible_forms(facts, rules), os.fspath(path)
     changed, rows = {}, _rows(path)
     if len(rows) > 1 and not rows.keys() & options.keys():
         raise RequantError(

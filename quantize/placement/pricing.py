@@ -19,7 +19,7 @@ from .facts import Facts
 from .followers import followers_of
 from .layouts import LayoutCosts
 from .noise import Noises, noise
-from .rules import able
+from .rules import possible_forms
 
 Shape = tuple[int, ...]
 
@@ -55,7 +55,7 @@ class Space:
     @classmethod
     def of(cls, job: Job, facts: Facts, rules: Plan, feed: Mapping[str, Array] | None) -> Space:
         """Return the space of a job; without a feed, shapes come from the model alone."""
-        forms, shapes = able(facts, rules), fed_shapes(job.simple, feed or {})
+        forms, shapes = possible_forms(facts, rules), fed_shapes(job.simple, feed or {})
         followers = followers_of(rules.units, forms, shapes) if job.runtime.fuses else {}
         behind: dict[str, list[str]] = defaultdict(list)
         for unit in rules.units:

@@ -11,7 +11,7 @@ from functools import partial, reduce
 from ... import RequantError
 from ...transforms.int8.plan import Plan
 from ..job import Candidate, Placement
-from ..runtime.clock import SLOW, SURE, alone, race, uncertainty
+from ..runtime.clock import SLOW, SURE, race, time_run, uncertainty
 from ..runtime.runtimes import LoadedModel
 from ..runtime.timing import Regime, load_name
 from .batches import CLEAR, fairest, finalists, least_noisy, passed, served
@@ -107,7 +107,7 @@ def runners_of(
         with suppress(RequantError):
             runner = candidate.sessions.fresh(threads=threads)
             runs = (partial(runner, size.bench.feed) for size in sizes)
-            took[name] = math.fsum(alone(run, seconds=0, threads=threads).least for run in runs)
+            took[name] = math.fsum(time_run(run, seconds=0, threads=threads).least for run in runs)
             runners[name] = runner
         least = min(took.values(), default=0.0)
         runners = {each: runner for each, runner in runners.items() if least <= SLOW or took[each] <= most * least}

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...system.given import check_kind, or_default
 from ...transforms.graph import axes_of, bodies, computing_graphs, plain_shape
-from ...transforms.int8.ops import GATE, GROUP_NORM, OPS, SLOPED, WHOLE, float_reason
+from ...transforms.int8.ops import ATTENTIONS, GATE, GROUP_NORM, OPS, SLOPED, float_reason
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
 from ...transforms.int8.qparams import BlockForm, Scheme
 from ...transforms.int8.reasons import FUSED_GROUP, NONE, UNFUSED_GROUP, Reason
@@ -106,7 +106,7 @@ def choose_by(facts: Facts, model: ir.Model) -> Plan:
     return _with_float_results(Plan(found, choices, facts.portable, results), facts)
 
 
-def able(facts: Facts, plan: Plan) -> dict[str, tuple[Impl, ...]]:
+def possible_forms(facts: Facts, plan: Plan) -> dict[str, tuple[Impl, ...]]:
     """Return the implementations of each unit among which costs may decide, by unit name.
 
     Most units can be float, or have any static integer form with no obstacle but slowness. A matrix product may also
@@ -119,15 +119,15 @@ def able(facts: Facts, plan: Plan) -> dict[str, tuple[Impl, ...]]:
 
 def all_int8_plan(facts: Facts, plan: Plan) -> Plan:
     """Return a plan with every unit in integers that can be."""
-    return _with_float_results(widest_plan(facts, plan), facts)
+    return _with_float_results(plan_to_calibrate(facts, plan), facts)
 
 
-def widest_plan(facts: Facts, plan: Plan) -> Plan:
+def plan_to_calibrate(facts: Facts, plan: Plan) -> Plan:
     """Return a plan whose ``quantized`` tensors are all that any placement may quantize: these need ranges.
 
     A portable plan with every unit in integers has fewer, because its products write float where floats read them.
     """
-    options = able(facts, plan)
+    options = possible_forms(facts, plan)
     preferred = {name: next((form for form in ALL_INT8 if form in forms), None) for name, forms in options.items()}
     changed = {
         name: Choice(form)
@@ -139,7 +139,7 @@ def widest_plan(facts: Facts, plan: Plan) -> Plan:
 
 def native_plan(facts: Facts, plan: Plan) -> Plan:
     """Return a plan with native operators wherever a unit has one for its form, or has no other form in integers."""
-    options = able(facts, plan)
+    options = possible_forms(facts, plan)
     natives = {unit.name: _native_form(unit, plan.impl(unit)) for unit in plan.units if not plan.impl(unit).native}
     return plan.with_choices({name: Choice(form) for name, form in natives.items() if form in options[name]})
 
@@ -154,7 +154,7 @@ def _native_form(unit: Unit, impl: Impl) -> Impl | None:
 
 def _is_only_native(unit: Unit) -> bool:
     """Whether only native operators compute a unit in integers: in any other runtime it computes in float."""
-    return unit.op in WHOLE or bool(OPS[unit.op].native_u8)
+    return unit.op in ATTENTIONS or bool(OPS[unit.op].native_u8)
 
 
 def native_products_plan(forms: Mapping[str, Sequence[Impl]], plan: Plan, *, every: bool = False) -> Plan:

@@ -32,7 +32,7 @@ from .pricing import (
     with_noise_price,
 )
 from .racing import Size, fastest, worth_of
-from .rules import able, all_int8_plan, native_plan, native_products_plan, stock_plan
+from .rules import all_int8_plan, native_plan, native_products_plan, possible_forms, stock_plan
 
 FORMS = 3 + len(OTHER_FORMS)  # plans that give the costs: float, u8, each other form, and the rules
 ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
@@ -70,7 +70,7 @@ def place(
     asked = partial(as_asked, job, facts)
     if how == "all":
         return write(asked(all_int8_plan(facts, rules))), Placement("all")
-    free = any(len(forms) > 1 for forms in able(facts, rules).values())
+    free = any(len(forms) > 1 for forms in possible_forms(facts, rules).values())
     if not free or not costs_decide(job):
         why = _why_rules_decide(job) if free else ""
         if how != "measured" or not _is_timed(job) or not integers_in_bodies(job):

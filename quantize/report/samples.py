@@ -63,7 +63,7 @@ def judged_of(job: Job, trial: Trial) -> Judged | None:
         predicted_drop=None if accuracy.predicted_drop is None else finite(accuracy.predicted_drop),
         labelled=accuracy.labelled,
         items=tuple(_item(row) for row in worst.rows),
-        apart=job.apart,
+        apart=job.held_out,
     )
 
 

@@ -27,7 +27,7 @@ from ..model.shown import show_tensors
 from ..options.given_ranges import precision_of
 from ..placement.runs import runs_for
 from ..runtime.session import Runner
-from ..sensitivity.each_tensor import alone
+from ..sensitivity.each_tensor import sqnr_by_tensor
 from ..sensitivity.verdicts import traits
 from ..steps.deliver import Run
 from .record import Bins, Tensor, Weights
@@ -73,7 +73,7 @@ def alone_of(run: Run) -> dict[str, float]:
     if not qparams or not samples:
         return {}
     runs = runs_for(job, samples[0].feed, SECONDS)
-    sqnr_db = alone(job.simple, qparams, samples, optimize=not job.model_qparams, runs=runs)
+    sqnr_db = sqnr_by_tensor(job.simple, qparams, samples, optimize=not job.model_qparams, runs=runs)
     return {name: value for name, value in sqnr_db.items() if math.isfinite(value)}
 
 

@@ -89,7 +89,7 @@ def clock_of(threads: int) -> Clock:
     return "cpu" if threads == 1 and sys.platform != "win32" else "wall"
 
 
-def alone(run: Run, *, seconds: float, threads: int = 0) -> Times:
+def time_run(run: Run, *, seconds: float, threads: int = 0) -> Times:
     """Call a function until `seconds` have passed, at least `FEW_ROUNDS` times, and return the times.
 
     A function that takes longer than `SLOW` is called once.

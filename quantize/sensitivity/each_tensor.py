@@ -53,7 +53,7 @@ def _medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
     return {name: sum(other(gone, each) for each in places) / 2 for gone, name in enumerate(names) if count > 1}
 
 
-def alone(
+def sqnr_by_tensor(
     model: ir.Model,
     qparams: Mapping[str, Rounding],
     samples: Sequence[Sample],
@@ -91,7 +91,7 @@ def alone(
     return _each(model, tuple(qparams), samples, opened, runs, progress)
 
 
-def weights_alone(
+def sqnr_by_weight(
     model: ir.Model,
     sizes: Mapping[str, int],
     samples: Sequence[Sample],
@@ -108,11 +108,11 @@ def weights_alone(
     Args:
         model: A float model.
         sizes: The bytes of the float weights of each node to try, by its name.
-        samples: As for `alone`.
+        samples: As for `sqnr_by_tensor`.
         made: Computes the dequantized constants of some of these nodes, by name and index of the input.
-        optimize: As for `alone`.
-        runs: As for `alone`.
-        progress: As for `alone`, with nodes in place of tensors.
+        optimize: As for `sqnr_by_tensor`.
+        runs: As for `sqnr_by_tensor`.
+        progress: As for `sqnr_by_tensor`, with nodes in place of tensors.
 
     Returns:
         In dB, by node; empty if `runs` is too small.
@@ -160,10 +160,10 @@ def _each(
     Args:
         model: A float model.
         tensors: The tensors.
-        samples: As for `alone`.
+        samples: As for `sqnr_by_tensor`.
         opened: Opens the sessions of a segment, one after the other.
-        runs: As for `alone`.
-        progress: As for `alone`.
+        runs: As for `sqnr_by_tensor`.
+        progress: As for `sqnr_by_tensor`.
     """
     if len(tensors) > runs:
         return {}

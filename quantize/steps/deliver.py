@@ -27,7 +27,7 @@ from ..runtime.progress import INSPECT, expect
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
-from .evidence import RETRY_SECONDS, evidence_of, gather_evidence, widest
+from .evidence import RETRY_SECONDS, all_int8_candidate, evidence_of, gather_evidence
 from .fall_back import fall_back_to_float
 from .fill import result_of
 from .forecast import forecast_second_placement
@@ -127,7 +127,7 @@ def _with_ruinous_tensors_in_float(job: Job, ranges: TensorRanges, trial: Trial)
     is returned. The returned model has the evidence of the trials.
     """
     expect(job.progress, forecast_second_placement(job))
-    tried = trial.candidate if job.policy.plan is not None else widest(job, ranges)
+    tried = trial.candidate if job.policy.plan is not None else all_int8_candidate(job, ranges)
     evidence = evidence_of(job, ranges, tried, trial.accuracy, RETRY_SECONDS, RUIN_DB)
     known = replace(trial, candidate=replace(trial.candidate, evidence=evidence))
     if not evidence.kept_float and not any(evidence.harmed_by.values()):

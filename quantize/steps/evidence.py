@@ -25,10 +25,10 @@ from ..accuracy.selected_outputs import compared_readers, with_tensors_as_output
 from ..job import Candidate, Evidence, Job
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.facts import Facts
-from ..placement.rules import FLOAT_FORMS, able, all_int8_plan
+from ..placement.rules import FLOAT_FORMS, all_int8_plan, possible_forms
 from ..placement.runs import runs_within
 from ..runtime.progress import WRITE, Adding
-from ..sensitivity.each_tensor import alone, ruinous, weights_alone
+from ..sensitivity.each_tensor import ruinous, sqnr_by_tensor, sqnr_by_weight
 from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.switch_graph import ROUNDED
 from ..sensitivity.switch_model import Constants
@@ -67,7 +67,7 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
     if not effort.seconds or job.policy.plan is not None or not job.judged or job.weights.large:
         return Evidence()
     try:
-        candidate = widest(job, ranges)
+        candidate = all_int8_candidate(job, ranges)
         accuracy = measure_accuracy(job, candidate)
     except RequantError:  # emit() reports the error
         return Evidence()
@@ -76,7 +76,7 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
     return evidence_of(job, ranges, candidate, accuracy, effort.seconds, effort.least_db)
 
 
-def widest(job: Job, ranges: TensorRanges) -> Candidate:
+def all_int8_candidate(job: Job, ranges: TensorRanges) -> Candidate:
     """Return the model with integers wherever a plan may have them: its tensors and weights are those to try."""
     job.progress(WRITE, 0, None)
     facts, rules, write = plan_by_rules(job, ranges, Evidence())
@@ -103,9 +103,9 @@ def evidence_of(
     """
     facts, rules, _ = plan_by_rules(job, ranges, Evidence())
     job = replace(job, progress=Adding(job.progress))
-    sqnr_db = each_alone(job, candidate, accuracy, seconds)
-    of_forms = forms_alone(job, facts, rules, accuracy, seconds)
-    of_weights = each_units_weights(job, ranges, candidate, accuracy, seconds)
+    sqnr_db = measure_tensors(job, candidate, accuracy, seconds)
+    of_forms = measure_forms(job, facts, rules, accuracy, seconds)
+    of_weights = measure_weights(job, ranges, candidate, accuracy, seconds)
     left = NOISE_LEFT if job.corrections >= ADJUSTING else 1.0
     as_rounded = {unit.name for unit in rules.units if unit.op in STATES}  # nothing learns those of recurrent operators
     return Evidence(
@@ -122,7 +122,7 @@ def noise_powers(sqnr_db: Mapping[str, float]) -> dict[str, float]:
     return {name: 10 ** (-max(db, LOST_DB) / 10) for name, db in sqnr_db.items()}
 
 
-def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: float = math.inf) -> dict[str, float]:
+def measure_tensors(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: float = math.inf) -> dict[str, float]:
     """Return the SQNR at the worst output when one tensor of a candidate alone is uint8, in dB by tensor.
 
     Args:
@@ -135,7 +135,7 @@ def each_alone(job: Job, candidate: Candidate, accuracy: Accuracy, seconds: floa
     plan, params = candidate.plan, candidate.qparams
     roots = {name: name for name in params} | {name: plan.root(name) for name in _copied_by_concats(plan)}
     known = {name: params[root] for name, root in roots.items() if name in values and root in params}
-    return _tried(job, known, accuracy, seconds, alone, TENSORS)
+    return _tried(job, known, accuracy, seconds, sqnr_by_tensor, TENSORS)
 
 
 def _copied_by_concats(plan: Plan) -> list[str]:
@@ -145,7 +145,7 @@ def _copied_by_concats(plan: Plan) -> list[str]:
     return [tensor for tensor in plan.quantized if plan.root(tensor) != tensor and tensor not in moved | wholes]
 
 
-def forms_alone(
+def measure_forms(
     job: Job, facts: Facts, rules: Plan, accuracy: Accuracy, seconds: float = math.inf
 ) -> dict[Impl, dict[str, float]]:
     """Return the SQNR at the worst output when one input of products or attention alone is rounded, in dB by tensor.
@@ -157,10 +157,10 @@ def forms_alone(
         job: The job.
         facts: The input of the rules.
         rules: The plan by rules.
-        accuracy: As for `each_alone`.
-        seconds: As for `each_alone`.
+        accuracy: As for `measure_tensors`.
+        seconds: As for `measure_tensors`.
     """
-    options = able(facts, rules)
+    options = possible_forms(facts, rules)
     found: dict[Impl, dict[str, float]] = {}
     home = {str(node.name) for node in job.simple.graph}
     for form in (each for each in FLOAT_FORMS if each not in TRIED_FOR):
@@ -171,7 +171,7 @@ def forms_alone(
         tensors = dict.fromkeys((tensor for unit in units for tensor in unit.rounded), ROUNDED[form])
         readers = {name for unit in units for name in unit.readers}
         if tensors:
-            found[form] = _tried(job, tensors, accuracy, seconds, partial(alone, readers=readers), TENSORS)
+            found[form] = _tried(job, tensors, accuracy, seconds, partial(sqnr_by_tensor, readers=readers), TENSORS)
     kept = _kept_inputs(job, rules)
     alike_forms = {form: found[tried] for form, tried in TRIED_FOR.items() if tried in found}
     return found | {form: {t: db for t, db in known.items() if t not in kept} for form, known in alike_forms.items()}
@@ -189,7 +189,7 @@ def _kept_inputs(job: Job, rules: Plan) -> set[str]:
     return inputs - {tensor for unit in rules.units if unit.name not in kept for tensor in unit.rounded}
 
 
-def each_units_weights(
+def measure_weights(
     job: Job, ranges: TensorRanges, candidate: Candidate, accuracy: Accuracy, seconds: float
 ) -> dict[str, float]:
     """Return the SQNR at the worst output when the weights of one unit of a candidate alone are int8, in dB by unit.
@@ -200,8 +200,8 @@ def each_units_weights(
         job: The job.
         ranges: The ranges, with the means of the inputs.
         candidate: The units to try are those with weights that are integers in it.
-        accuracy: As for `each_alone`.
-        seconds: As for `each_alone`.
+        accuracy: As for `measure_tensors`.
+        seconds: As for `measure_tensors`.
     """
     plan, means = candidate.plan, ranges.means if "means" in job.corrections else {}
     home = {str(node.name): node for node in job.simple.graph}  # not in bodies
@@ -221,7 +221,7 @@ def each_units_weights(
         return {names[unit]: arrays for unit, arrays in constants.items()}
 
     sizes = {name: sum(tensor.nbytes for tensor in map(constant, home[name].inputs) if tensor) for name in units}
-    found = _tried(job, sizes, accuracy, seconds, partial(weights_alone, made=made), "try weights alone")
+    found = _tried(job, sizes, accuracy, seconds, partial(sqnr_by_weight, made=made), "try weights alone")
     return {units[node]: value for node, value in found.items()}
 
 
@@ -253,9 +253,9 @@ def _tried(
     Args:
         job: The job.
         parts: The parts, and how each is rounded.
-        accuracy: As for `each_alone`.
-        seconds: As for `each_alone`.
-        trial: Tries the parts, as `alone` does.
+        accuracy: As for `measure_tensors`.
+        seconds: As for `measure_tensors`.
+        trial: Tries the parts, as `sqnr_by_tensor` does.
         stage: What is done, for people who wait.
     """
     if job.source is None:
@@ -289,7 +289,7 @@ def _comparable(model: ir.Model, accuracy: Accuracy) -> Iterator[ir.Model]:
 
     Args:
         model: The simplified float model.
-        accuracy: As for `each_alone`.
+        accuracy: As for `measure_tensors`.
     """
     compared = accuracy.sqnr_db
     sources = compared_readers(model, compared)

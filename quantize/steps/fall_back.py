@@ -15,12 +15,12 @@ from ..options.efforts import EFFORTS
 from ..placement.absorbers import absorbers_of
 from ..placement.noise import Noises
 from ..placement.priced_plans import PricedPlans, is_same, plans_by_price
-from ..placement.rules import able, stock_plan
+from ..placement.rules import possible_forms, stock_plan
 from ..runtime.progress import RELIEF, expect
 from .emit import correct, plan_by_rules
-from .evidence import RETRY_SECONDS, evidence_of, widest
+from .evidence import RETRY_SECONDS, all_int8_candidate, evidence_of
 from .forecast import BETWEEN, ROUNDS, forecast_fall_back
-from .judge import if_it_runs, judge, measure_accuracy, promised
+from .judge import if_it_runs, judge, measure_accuracy, promise_of
 from .ranges import TensorRanges
 
 CHEAPEST, STEPS = 0.02, 24  # the least price of all noise, as a share of the float model's time; each step doubles it
@@ -49,7 +49,7 @@ def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
         ranges: The ranges.
         trial: The model that placement chose, with its accuracy.
     """
-    if job.policy.how in ("all", "plan") or promised(job, trial.accuracy).kept:
+    if job.policy.how in ("all", "plan") or promise_of(job, trial.accuracy).kept:
         return trial
     job.progress(RELIEF, 0, ROUNDS + BETWEEN)  # says why tensors are tried now
     expect(job.progress, forecast_fall_back(job, tries=_can_try_tensors(job, trial)))
@@ -59,7 +59,7 @@ def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     job.progress(RELIEF, 0, ROUNDS + BETWEEN)  # planning may take seconds
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plans = plans_by_price(job, facts, rules, write, evidence.noise, trial.candidate.placement)
-    absorbers = absorbers_of(facts, rules, able(facts, rules))
+    absorbers = absorbers_of(facts, rules, possible_forms(facts, rules))
     noise = Noises.of(rules, evidence.noise, evidence.noise_of, absorbers, evidence.noise_of_weights).of_plan
     build = partial(_build_candidate, job, ranges, write, trial, evidence)
     plans, best, missed = _fastest_accepted(job, plans, noise, build, trial)
@@ -91,7 +91,7 @@ def _fastest_accepted(
     for number in range(ROUNDS):
         job.progress(RELIEF, number, ROUNDS + BETWEEN)
         missed_noise = noise(missed)
-        limit = MARGIN / min(promised(job, accuracy).excess, STEP) * missed_noise
+        limit = MARGIN / min(promise_of(job, accuracy).excess, STEP) * missed_noise
         if best:
             plans, found = _next_faster(plans, noise, best, missed_noise)
         else:
@@ -100,7 +100,7 @@ def _fastest_accepted(
             break
         candidate = build(found)
         tried = if_it_runs(partial(measure_accuracy, job, candidate))
-        if tried is not None and promised(job, tried).kept:
+        if tried is not None and promise_of(job, tried).kept:
             best = _Accepted(candidate, tried, noise(found))
         else:
             accuracy, missed = accuracy if tried is None else tried, found
@@ -153,7 +153,7 @@ def _with_middle_plan(
         return best
     candidate = if_it_runs(partial(build, path[middle]))
     tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
-    if candidate is None or tried is None or not promised(job, tried).kept:
+    if candidate is None or tried is None or not promise_of(job, tried).kept:
         return best
     return replace(best, candidate=candidate, accuracy=tried)
 
@@ -235,7 +235,7 @@ def _without_few_native(job: Job, plans: PricedPlans, best: _Accepted, build: Ca
         return best
     candidate = build(stock)
     accuracy = measure_accuracy(job, candidate)
-    return replace(best, candidate=candidate, accuracy=accuracy) if promised(job, accuracy).kept else best
+    return replace(best, candidate=candidate, accuracy=accuracy) if promise_of(job, accuracy).kept else best
 
 
 def _noise_evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
@@ -244,7 +244,7 @@ def _noise_evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
     if not _can_try_tensors(job, trial):
         return known
     least_db = EFFORTS[job.options.effort].least_db
-    found = evidence_of(job, ranges, widest(job, ranges), trial.accuracy, RETRY_SECONDS, least_db)
+    found = evidence_of(job, ranges, all_int8_candidate(job, ranges), trial.accuracy, RETRY_SECONDS, least_db)
     return replace(found, kept_float={**known.kept_float, **found.kept_float})
 
 
@@ -309,6 +309,6 @@ def _build_candidate(
     job: Job, ranges: TensorRanges, write: Callable[[Plan], Candidate], trial: Trial, evidence: Evidence, plan: Plan
 ) -> Candidate:
     """Return the model of a plan with corrections; its placement is that of the trial, with what that missed."""
-    missed = str(promised(job, trial.accuracy))
+    missed = str(promise_of(job, trial.accuracy))
     placement = replace(trial.candidate.placement, predicted_ms=None, missed=missed)
     return replace(correct(job, ranges, write(plan)), placement=placement, evidence=evidence)

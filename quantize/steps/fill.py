@@ -15,7 +15,7 @@ from ..placement.reasons import EXCLUDED, KEPT_FLOAT
 from ..result import Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, integer_share
-from .judge import beside_given, promised
+from .judge import beside_given, promise_of
 from .native_use import native_use
 from .notes import notes_on
 
@@ -51,7 +51,7 @@ def result_of(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: st
         simple=job.simple_name,
         given=beside_given(job, candidate),
         runtime=str(job.runtime.identity),
-        promise=promised(job, trial.accuracy) if job.judged and trial.accuracy.samples else None,
+        promise=promise_of(job, trial.accuracy) if job.judged and trial.accuracy.samples else None,
         notes=notes_on(job, trial, kernels, size),
     )
 

@@ -17,7 +17,17 @@ from ..placement.bodies import integers_in_bodies
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
 from ..placement.runs import runs_for, runs_within, samples_for
 from ..placement.search import LEAST_MS
-from ..runtime.clock import FEW_ROUNDS, LEAST_ROUNDS, LEAST_TURN, MOST_ROUNDS, SLOW, TURN, TURN_SECONDS, WARM_UP, alone
+from ..runtime.clock import (
+    FEW_ROUNDS,
+    LEAST_ROUNDS,
+    LEAST_TURN,
+    MOST_ROUNDS,
+    SLOW,
+    TURN,
+    TURN_SECONDS,
+    WARM_UP,
+    time_run,
+)
 from ..runtime.progress import MAYBE, RELIEF
 from .evidence import RETRY_SECONDS, TRIAL_SAMPLES
 
@@ -167,7 +177,7 @@ def _run_seconds_and_slowdown(job: Job, feed: Mapping[str, Array]) -> tuple[floa
     """
     if job.weights.large:
         return 1 / runs_for(job, feed, 1.0), 1.0
-    times = alone(partial(job.opened.runner(1), feed), seconds=PROBED, threads=1)
+    times = time_run(partial(job.opened.runner(1), feed), seconds=PROBED, threads=1)
     return times.least, 1 / max(1 - times.waited, LEAST_SHARE)
 
 

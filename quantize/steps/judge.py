@@ -12,10 +12,10 @@ from typing import TypeVar
 from ... import RequantError
 from ...calibration.session import FEW
 from ...calibration.sources import Source
+from ..accuracy.above_half import sigmoid_outputs
 from ..accuracy.choices import Reader
 from ..accuracy.classes import open_rows
 from ..accuracy.given_choices import readers_of, with_choices
-from ..accuracy.halves import sigmoid_outputs
 from ..accuracy.logits import logits_of, with_logits
 from ..accuracy.outputs import Accuracy, of_fixed_classes, of_sigmoids
 from ..accuracy.pair import Model, judge_pair, time_models
@@ -103,7 +103,7 @@ def measured_error(job: Job, candidate: Candidate) -> float:
     It is infinite for a model that does not run, or does not keep the promise of accuracy.
     """
     found = if_it_runs(partial(measure_accuracy, job, candidate))
-    return amplitude(found.worst_sqnr_db) if found is not None and promised(job, found).kept else math.inf
+    return amplitude(found.worst_sqnr_db) if found is not None and promise_of(job, found).kept else math.inf
 
 
 def is_slower(job: Job, latencies: Sequence[Latency]) -> bool:
@@ -126,9 +126,9 @@ def judging_samples(job: Job, source: Source) -> Source:
     return source.stretches(FEW if job.weights.large else JUDGED_STEPS if source.links else samples_for(job))
 
 
-def promised(job: Job, accuracy: Accuracy) -> Promise:
+def promise_of(job: Job, accuracy: Accuracy) -> Promise:
     """Judge the accuracy of a model of a job."""
-    return promise(accuracy, apart=job.apart)
+    return promise(accuracy, held_out=job.held_out)
 
 
 def with_selected_outputs(

@@ -13,7 +13,7 @@ from ..result import NativeUse
 from ..runtime.clock import race
 from ..runtime.progress import INSPECT
 from ..runtime.runtimes import BODIES
-from .judge import measure_accuracy, promised
+from .judge import measure_accuracy, promise_of
 
 SECONDS = 1.0  # how long the model is timed with and without the library
 
@@ -58,4 +58,4 @@ def _stock_promise(job: Job, trial: Trial, stock: Candidate) -> Promise | None:
     """
     if not job.judged or not trial.accuracy.samples or job.weights.large or job.options.kernels == "exact":
         return None
-    return promised(job, measure_accuracy(replace(job, runtime=BODIES), stock))
+    return promise_of(job, measure_accuracy(replace(job, runtime=BODIES), stock))

@@ -37,7 +37,7 @@ from ..options.selection import Selection
 from ..placement.costs import read as read_costs
 from ..placement.facts import Facts, facts_of
 from ..placement.plan_file import operators_in, read_plan, unnamed
-from ..placement.rules import choose, choose_by, native_plan, widest_plan
+from ..placement.rules import choose, choose_by, native_plan, plan_to_calibrate
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
 from ..runtime.random_inputs import refusal, runs_on_none
@@ -258,7 +258,7 @@ def _plan(model: ir.Model, selection: Selection, types: Mapping[str, str], reque
     if policy.plan is not None:
         read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation
     if policy.all_int8 and facts.static:
-        return widest_plan(facts, plan)
+        return plan_to_calibrate(facts, plan)
     return native_plan(facts, plan) if options.wants_native and facts.static else plan
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...transforms.int8.reasons import ALREADY, INTEGER
 from ..job import Job, Trial
 from ..runtime.timing import Latency
-from .judge import is_slower, promised
+from .judge import is_slower, promise_of
 
 LOSES = "int8 loses too much accuracy, judged by"
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
@@ -26,7 +26,7 @@ def why_not(job: Job, trial: Trial) -> str:
         return f"nothing {'more ' if more else ''}in this model can become int8"
     if not job.judged:  # random inputs are no evidence against a model
         return ""
-    judged = promised(job, trial.accuracy)
+    judged = promise_of(job, trial.accuracy)
     by_speed = judged.kept or is_slower(job, trial.latencies)  # of a slow model, no weights were corrected
     return too_slow(job, trial) if by_speed else f"{LOSES} {judged}"
 
@@ -42,7 +42,7 @@ def too_slow(job: Job, trial: Trial) -> str:
         return ""
     gains = [latency.gain for latency in trial.latencies]
     gain = max(gains) / max(1.0, 1 / min(gains))
-    needed = max(WORTHWHILE, 1 + promised(job, trial.accuracy).error) if job.judged else WORTHWHILE
+    needed = max(WORTHWHILE, 1 + promise_of(job, trial.accuracy).error) if job.judged else WORTHWHILE
     unsure = min(max(each.uncertainty for each in trial.latencies), MOST_DOUBT)
     if gain >= max(needed, 1 + unsure):
         return ""

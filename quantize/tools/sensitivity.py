@@ -23,7 +23,7 @@ from ...calibration.runner import observe
 from ...calibration.samples import Sample
 from ...calibration.session import LARGE
 from ...calibration.sources import DataSource, Source
-from ...system.given import check_function, check_kind, names_of, or_default, whole
+from ...system.given import check_function, check_kind, checked_integer, names_of, or_default
 from ...transforms.graph import nodes_by_name, plain_shape
 from ...transforms.inference import inferred
 from ...transforms.int8.plan import Plan
@@ -126,7 +126,7 @@ def _check_request(samples: int, kinds: Collection[str]) -> None:
     Raises:
         RequantError: A value is refused.
     """
-    whole(samples, "samples", 1)
+    checked_integer(samples, "samples", 1)
     names = names_of(kinds, "kinds")
     if not names or not set(names) <= set(KINDS):
         raise RequantError(f"what to try is some of {', '.join(KINDS)}, not {', '.join(names) or 'nothing'}")

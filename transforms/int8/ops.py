@@ -35,7 +35,7 @@ GROUP_NORM = "group norm"
 """The name of a normalization of an image by groups of channels; see `group_norms.find_group_norm`."""
 SLOPED = "sloped"
 """The name of a PRelu of two parts, ``Relu(x) + Clip(x, max=0) * slopes``; see `slopes.find_sloped`."""
-WHOLE = frozenset({ATTENTION, GROUP_QUERY})
+ATTENTIONS = frozenset({ATTENTION, GROUP_QUERY})
 """Units without weights that native operators compute from float to float: the body is what was there."""
 CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
 GEMM_NEEDS_NO_C = 11  # the opset from which a Gemm may have no C

@@ -6,7 +6,7 @@ import numpy as np
 
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, class_scores, predictions
-from ..labels import check_classes, whole
+from ..labels import check_classes, class_labels
 from .items import Items, fits, floats, items_of_entries, no_fitting_output
 
 
@@ -19,7 +19,7 @@ def confusions(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     Raises:
         RequantError: No output fits the labels, or a label is no class.
     """
-    labels, scores = whole(sample), class_scores(outputs)
+    labels, scores = class_labels(sample), class_scores(outputs)
     if scores is not None and fits(labels.shape, scores.shape[:-1]):
         found = predictions(outputs)
         assert found is not None  # there are scores

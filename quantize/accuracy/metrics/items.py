@@ -10,7 +10,7 @@ import numpy as np
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, class_scores, is_float, predictions, predictions_like
-from ..labels import check_classes, whole
+from ..labels import check_classes, class_labels
 from ..sqnr import output_powers
 
 CLASSES = 2**16
@@ -146,7 +146,7 @@ def losses(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
 def _targets(sample: Sample) -> tuple[Array, bool]:
     """Return the tokens to predict, and whether the position before a token predicts it."""
     if sample.label is not None:
-        labels = whole(sample)
+        labels = class_labels(sample)
         rank = max(2, *(array.ndim for array in sample.feed.values() if array.dtype.kind in "iu"), 0)
         return (labels[None] if labels.ndim < rank else labels), False
     tokens = [
@@ -205,7 +205,7 @@ def overlaps(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
     Raises:
         RequantError: No output is a map of classes in the shape of the labels.
     """
-    labels = whole(sample)
+    labels = class_labels(sample)
     found, count = _class_map(outputs, labels, sample)
     labels = labels.reshape(found.shape)
     judged = (labels >= 0) & ((labels != IGNORED_CLASS) | (count > IGNORED_CLASS))
@@ -264,7 +264,7 @@ def ranked(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
 
 def _fitted(sample: Sample, shape: tuple[int, ...]) -> Array:
     """Return the classes that a sample has as labels, in a shape."""
-    labels = whole(sample)
+    labels = class_labels(sample)
     if not fits(labels.shape, shape):
         hint = "; of one-hot labels give labels.argmax(-1)" if _one_hot(labels, shape) else ""
         raise RequantError(f"{sample.where}: labels of shape {labels.shape} for predictions of shape {shape}{hint}")

@@ -9,7 +9,7 @@ import numpy as np
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs, is_float
-from ..labels import whole
+from ..labels import class_labels
 from ..transcripts import batch_first, blank_of, collapsed
 from .items import Items, items_of_entries
 
@@ -40,7 +40,7 @@ def errors(outputs: Outputs, sample: Sample, reference: Outputs, *, words: bool)
 
 def _labels(sample: Sample) -> list[Array]:
     """Return the tokens of each label."""
-    labels = np.atleast_2d(whole(sample))
+    labels = np.atleast_2d(class_labels(sample))
     return [row[row >= 0] for row in labels.reshape(-1, labels.shape[-1])]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
 from ..classes import Array, Outputs
-from ..labels import whole
+from ..labels import class_labels
 from .items import CHUNK, Items, equal_items, floats, items_of_entries
 
 NO_VECTOR = -2.0
@@ -75,7 +75,7 @@ def retrieval_rows(outputs: Outputs, sample: Sample, _: Outputs) -> Items:
             f"{sample.where}: vectors of shape {found.shape}, one per token; recall@K:FILE.py:NAME names a function "
             "that pools them"
         )
-    labels, n = whole(sample), len(found)
+    labels, n = class_labels(sample), len(found)
     if labels.size not in (n, 2 * n):
         raise DataError(f"{sample.where}: {labels.size} labels for {n} vectors; recall@K needs (N,) or (N, 2)")
     table = labels.reshape(n, -1)

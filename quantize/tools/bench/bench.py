@@ -14,7 +14,7 @@ from typing import Any
 from .... import RequantError
 from ....calibration.session import LARGE, Array, input_specs, open_session
 from ....calibration.sources import DataSource
-from ....system.given import MOST_ITEMS, check_function, check_path, normalise_fields, or_default, whole
+from ....system.given import MOST_ITEMS, check_function, check_path, checked_integer, normalise_fields, or_default
 from ...model.files import is_ort, load_model, size_on_disk
 from ...model.shapes import Lengths, open_axes, resolve
 from ...runtime.clock import Clock, Times, doubt, race, uncertainty
@@ -178,7 +178,7 @@ class Load:
             RequantError: There is one.
         """
         normalise_fields(self)
-        whole(self.batch, "batch", 1, MOST_ITEMS)
+        checked_integer(self.batch, "batch", 1, MOST_ITEMS)
         if not 0 <= self.seconds < math.inf:
             raise RequantError(f"seconds must be 0 or more, not {self.seconds:g}")
 
@@ -276,13 +276,13 @@ def _feed(path: Path, data: DataSource | None, load: Load) -> tuple[str, Mapping
             f"{path}: the first axes of the inputs are fixed, so the model takes no batch of {load.batch}"
         )
     batch = given.pop() if given else load.batch
-    whole = {name: (batch, *shape[1:]) if name in firsts else shape for name, shape in shapes.items()}
-    if unknown := open_axes(whole):
+    batched = {name: (batch, *shape[1:]) if name in firsts else shape for name, shape in shapes.items()}
+    if unknown := open_axes(batched):
         raise RequantError(
             f"{path}: the shapes of the inputs depend on {', '.join(unknown)}; give --dim, --shape (in Python: "
             "lengths) or data"
         )
-    drawn = source_of_shapes(path, {name: tuple(int(n or 0) for n in shape) for name, shape in whole.items()})
+    drawn = source_of_shapes(path, {name: tuple(int(n or 0) for n in shape) for name, shape in batched.items()})
     return drawn.description, next(iter(drawn)).feed, batch
 
 

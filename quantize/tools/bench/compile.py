@@ -20,7 +20,7 @@ from ....calibration.samples import Sample
 from ....calibration.session import open_session
 from ....calibration.sources import DataSource, Source, named_files
 from ....system.apart import check_apart
-from ....system.given import check_function, check_path, whole
+from ....system.given import check_function, check_path, checked_integer
 from ....system.notes import note_written
 from ....system.regular import check_replaceable
 from ...accuracy.classes import Outputs
@@ -158,7 +158,7 @@ def compile_model(
     """
     check_path(path, "a model")
     check_path(output, "an output")
-    threads = whole(threads, "threads", 0)
+    threads = checked_integer(threads, "threads", 0)
     check_function(progress, "progress")
     library = native_library(kernels, output)
     check_apart({"the output": output}, [path, *named_files(data)])

@@ -216,12 +216,12 @@ def test_perplexity_does_not_depend_on_the_steps(tmp_path: Path, cut: list[int])
     assert found.value == pytest.approx(np.exp(total / 54), rel=1e-4)
 
 
-@pytest.mark.parametrize(("count", "apart", "judging"), [(4, True, 12), (3, False, 36)])
-def test_whole_sequences_judge_that_gave_no_ranges(tmp_path: Path, count: int, apart: bool, judging: int) -> None:
+@pytest.mark.parametrize(("count", "held_out", "judging"), [(4, True, 12), (3, False, 36)])
+def test_whole_sequences_judge_that_gave_no_ranges(tmp_path: Path, count: int, held_out: bool, judging: int) -> None:
     path = tmp_path / "float.onnx"
     onnx.save_model(streams.build("gru_stream"), path)
     sequences = [sequence[:12] for sequence in list(streams.gru_stream_data())[:count]]
     options = Options(effort="low", force_int8=True, kernels="stock")
     found = quantize_model(path, sequences, tmp_path / "int8.onnx", options)
     assert found.promise is not None
-    assert (found.promise.apart, found.accuracy.samples) == (apart, judging)
+    assert (found.promise.held_out, found.accuracy.samples) == (held_out, judging)

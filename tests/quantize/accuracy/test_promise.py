@@ -312,7 +312,7 @@ def test_float_is_written_if_no_plan_keeps_the_promise(
 def test_samples_that_gave_no_ranges_judge(tmp_path: Path, int8_wins: None, source: Callable[[Feeds], Any]) -> None:
     """A reader does not say how many samples it has: they are read and counted before one of them gives a range."""
     found = quantize(tmp_path, data=source, effort="low")
-    assert found.promise.apart
+    assert found.promise.held_out
     assert 0 < found.samples <= MOST_SAMPLES
 
 
@@ -326,7 +326,7 @@ def test_samples_of_a_large_reader_judge_too_but_fewer_of_them(
         return lambda: iter(feeds)
 
     found = quantize(tmp_path, data=source, effort="low")
-    assert found.promise.apart
+    assert found.promise.held_out
     assert found.samples == 10
 
 
@@ -390,7 +390,7 @@ def test_the_bound_nearest_to_its_need_is_told_and_each_output_has_its_own() -> 
         "27.3 dB at points (held-out), 95 % interval from 25.5 dB",
         "34.2 dB at present (held-out), 95 % interval from 22.0 dB",
     ]
-    fitted = [value for name, value in accuracy_rows(two, "fitted", apart=False) if name == "SQNR"]
+    fitted = [value for name, value in accuracy_rows(two, "fitted", held_out=False) if name == "SQNR"]
     assert fitted == ["27.3 dB at points (fitted)", "34.2 dB at present (fitted)"]
     ranked = Accuracy(16, None, {"y": 27.3, "m (into TopK)": 25.0}, low_db={"y": 25.5, "m (into TopK)": 15.5})
     assert promise(ranked).text == ("25.0 dB at m (into TopK), at least 15.5 dB with 95 % confidence, 15 dB are needed")
@@ -400,12 +400,12 @@ def test_the_interval_of_an_sqnr_is_told() -> None:
     found = promise(Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}))
     text = "21.4 dB at y, at least 19.8 dB with 95 % confidence, 20 dB are needed"
     assert (found.text, found.kept) == (text, False)
-    fitted = promise(Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}), apart=False)
+    fitted = promise(Accuracy(16, None, {"y": 21.4, "z": 20.5}, low_db={"y": 19.8}), held_out=False)
     assert fitted.text == "21.4 dB at y, 19.8 dB with the spread of the samples, 20 dB are needed"
-    assert fitted == replace(found, text=fitted.text, apart=False)
+    assert fitted == replace(found, text=fitted.text, held_out=False)
     drop = "predicted drop 0.10 points from 64 items, "
     assert promise(SCORES).text == f"{drop}at most 0.30 with 95 % confidence"
-    assert promise(SCORES, apart=False).text == f"{drop}0.30 with the spread of the items"
+    assert promise(SCORES, held_out=False).text == f"{drop}0.30 with the spread of the items"
     assert found.excess == pytest.approx(10**0.02)  # 0.2 dB
 
 
@@ -416,7 +416,7 @@ def test_items_that_did_not_change_say_how_many_others_may(items: int, others: s
     found = promise(same)
     assert found.text == f"{none}: with 95 % confidence at most {others} of others change"
     assert found.kept  # the text alone says more
-    assert promise(same, apart=False).text == none
+    assert promise(same, held_out=False).text == none
     share = float(others.rstrip("%")) / 100
     assert (1 - share) ** items == pytest.approx(0.05, abs=0.03)  # so rarely would none of the items change
 

@@ -58,14 +58,14 @@ RESULT = Result(
     float_bytes=3900,
     int8_bytes=1000,
     pipeline="",
-    promise=promise(CLASSES, apart=False),
+    promise=promise(CLASSES, held_out=False),
 )
 POINT = Point(0.1, 0.95, 2.0, 3, True, "")
 SEARCH = Frontier("top1", True, 0.96, 0.94, (POINT,), POINT)
 
 
-def with_accuracy(accuracy: Accuracy, *, apart: bool = False) -> dict[str, Any]:
-    return {"accuracy": accuracy, "promise": promise(accuracy, apart=apart)}
+def with_accuracy(accuracy: Accuracy, *, held_out: bool = False) -> dict[str, Any]:
+    return {"accuracy": accuracy, "promise": promise(accuracy, held_out=held_out)}
 
 
 VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -122,7 +122,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "classes": ({}, "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data)"),
     "held out": (
-        with_accuracy(CLASSES, apart=True),
+        with_accuracy(CLASSES, held_out=True),
         "2.9x faster, 3.9x smaller, 1 of 64 answers changed (held-out calibration data)",
     ),
     "given ranges": (
@@ -222,7 +222,8 @@ def test_samples_that_gave_the_ranges_claim_no_interval(judge: Accuracy, labelle
     """Their loss is less than that of other data."""
     accuracy = replace(judge, labelled=labelled)
     made = [
-        replace(RESULT, rejected=(accuracy, FAST), **with_accuracy(accuracy, apart=apart)) for apart in (False, True)
+        replace(RESULT, rejected=(accuracy, FAST), **with_accuracy(accuracy, held_out=held_out))
+        for held_out in (False, True)
     ]
     fitted, held = (each.rows() for each in made)
     assert [text for _, text in fitted if "95 %" in text] == []

@@ -25,7 +25,7 @@ from requant.quantize import Options, Selection, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.model.types import add_types
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import able, choose_by
+from requant.quantize.placement.rules import choose_by, possible_forms
 from requant.quantize.runtime.macs import multiply_accumulates
 from requant.transforms.graph import plain_shape
 from requant.transforms.inference import inferred
@@ -83,7 +83,7 @@ def wrapped(proto: onnx.ModelProto, *, join: bool) -> onnx.ModelProto:
     add_types(model)  # onnx does not know the runtime's operators
     facts = replace(facts_of(model), attention=True, native=True)
     plan = choose_by(facts, model)
-    options = able(facts, plan)
+    options = possible_forms(facts, plan)
     chosen = [unit for unit in plan.units if Impl.DYNAMIC_NATIVE in options[unit.name] and unit.op == "attention"]
     shapes = {name: plain_shape(value) or () for name, value in inferred(model).items()}
     wrap_attentions(model, chosen, shapes, join=join)
@@ -359,7 +359,7 @@ def test_attention_of_unknown_sizes_is_no_native_operator(tensors: str, node: st
     model = ir.from_proto(onnx.parser.parse_model(f"{HEAD} g ({tensors}) => ({kind} y) {{ [op] {node} }}"))
     facts = replace(facts_of(model), attention=True, native=True)
     plan = choose_by(facts, model)
-    assert able(facts, plan)["op"] == (Impl.FLOAT,)
+    assert possible_forms(facts, plan)["op"] == (Impl.FLOAT,)
 
 
 def test_a_decoder_whose_lengths_lost_their_names_keeps_its_native_operator() -> None:
@@ -371,7 +371,7 @@ def test_a_decoder_whose_lengths_lost_their_names_keeps_its_native_operator() ->
     for index, node in enumerate(model.graph):
         node.name = node.name or f"n{index}"
     facts = replace(facts_of(model), attention=True, native=True)
-    assert Impl.DYNAMIC_NATIVE in able(facts, choose_by(facts, model))["op"]
+    assert Impl.DYNAMIC_NATIVE in possible_forms(facts, choose_by(facts, model))["op"]
 
 
 @pytest.mark.parametrize("axes", [3, 4])
@@ -390,7 +390,7 @@ def test_an_excluded_operator_stays_float() -> None:
     asked = Selection(exclude_ops=frozenset({"Attention"}))
     facts = replace(facts_of(model, asked), attention=True, native=True)
     plan = choose_by(facts, model)
-    assert able(facts, plan)["op"] == (Impl.FLOAT,)
+    assert possible_forms(facts, plan)["op"] == (Impl.FLOAT,)
 
 
 BLOCK = """ g (float[N,24,64] x, bool[N,1,24,24] m) => (float[N,24,64] y) <int64[4] heads = {0, 0, 4, 16}, int64[3] whole = {0, 0, 64}> {

@@ -26,7 +26,7 @@ from requant.quantize import Options, Selection, Strategy, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import able, choose_by, stock_plan
+from requant.quantize.placement.rules import choose_by, possible_forms, stock_plan
 from requant.transforms import run
 from requant.transforms.int8.plan import Choice, Impl
 from requant.transforms.int8.units import Compound, units
@@ -436,7 +436,7 @@ def test_options_for_operators_inside_attention_keep_them_units(tmp_path: Path) 
         assert {"scores", "values"} <= {unit.name for unit in plan.units}
     for strategy in (Strategy.DYNAMIC, Strategy.BLOCK):  # attention finds its ranges at run time
         given = replace(facts_of(model, Selection(strategy=strategy)), attention=True, native=True)
-        assert Impl.DYNAMIC_NATIVE in able(given, choose_by(given, model))["attend"]
+        assert Impl.DYNAMIC_NATIVE in possible_forms(given, choose_by(given, model))["attend"]
     whole = choose_by(replace(facts_of(model), attention=True, native=True), model)
     assert [unit.name for unit in whole.units if unit.op == "attention"] == ["attend"]
     native = whole.with_choices({"attend": Choice(Impl.DYNAMIC_NATIVE)})

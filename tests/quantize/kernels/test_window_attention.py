@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from requant import NATIVE_DOMAIN
 from requant.calibration.session import open_session
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import able, choose_by
+from requant.quantize.placement.rules import choose_by, possible_forms
 from requant.transforms.int8.plan import Impl
 
 from ...native import needs_library, wrap_attention
@@ -102,4 +102,4 @@ def test_windows_are_a_unit_that_can_be_native() -> None:
     for index, node in enumerate(model.graph):
         node.name = node.name or f"n{index}"
     facts = replace(facts_of(model), attention=True, native=True)
-    assert Impl.DYNAMIC_NATIVE in able(facts, choose_by(facts, model))["attend"]
+    assert Impl.DYNAMIC_NATIVE in possible_forms(facts, choose_by(facts, model))["attend"]

@@ -17,7 +17,7 @@ from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.plans_by_cost import _choice, cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, noise_cost, plan_noise_cost
-from requant.quantize.placement.rules import able, all_int8_plan, choose_by, native_plan
+from requant.quantize.placement.rules import all_int8_plan, choose_by, native_plan, possible_forms
 from requant.quantize.runtime.machine import Machine
 from requant.transforms.int8.plan import Choice, Impl, Plan
 
@@ -56,7 +56,7 @@ def named(group: int = 1, **known: Any) -> dict[str, str]:
     made, found = facts(group)
     given = replace(found, **known)
     rules = choose_by(given, made)
-    return {name: unit.name for name, unit in absorbers_of(given, rules, able(given, rules)).items()}
+    return {name: unit.name for name, unit in absorbers_of(given, rules, possible_forms(given, rules)).items()}
 
 
 def test_functions_and_sums_are_absorbed_by_the_convolution_that_they_alone_read() -> None:
@@ -75,7 +75,7 @@ def prices(costs: Mapping[str, Mapping[Impl, float]], noise_price: float = 0.0) 
     """Return prices with measured costs of units by name, and the same noise for each tensor."""
     made, given = facts()
     rules = choose_by(given, made)
-    forms = able(given, rules)
+    forms = possible_forms(given, rules)
     keys = {u.name: signature(u, given.nodes, SHAPES) for u in rules.units if len(forms[u.name]) > 1}
     rows = {keys[name]: {impl.value: us for impl, us in row.items()} for name, row in costs.items()}
     space = Space(given, rules, forms, SHAPES, keys, frozenset({"y"}), absorbers_of(given, rules, forms))
@@ -111,7 +111,7 @@ def pooled(native: float = 20.0) -> Prices:
     made = ir.from_onnx_text(POOLED)
     given = replace(facts_of(made), static=True, native=True, ranges=dict.fromkeys(SHAPES, (-1.0, 1.0)))
     rules = choose_by(given, made)
-    forms = able(given, rules)
+    forms = possible_forms(given, rules)
     keys = {unit.name: signature(unit, given.nodes, SHAPES) for unit in rules.units}
     costs = {"first": row(200.0, 20.0), "pool": row(20.0, native), "second": row(200.0, 20.0)}
     rows = {keys[name]: {impl.value: us for impl, us in each.items()} for name, each in costs.items()}

@@ -657,7 +657,7 @@ def test_slow_plans_far_from_the_fastest_one_are_not_timed(
     prices = Prices.of(Space.of(job, facts, rules, job.feed), Costs(Machine.here(1)), {})
     sizes = [Size(1, Bench.of(job, prices.space, write, job.feed), Measured.of(prices))]
     took = iter((1.4 * slow, 1.6 * slow, slow))
-    monkeypatch.setattr(racing, "alone", lambda run, **_: Times((next(took),)))
+    monkeypatch.setattr(racing, "time_run", lambda run, **_: Times((next(took),)))
     runners = racing.runners_of(sizes, dict.fromkeys(("all", "cut 1", "rules"), write(rules)), racing.FAR)
     assert [*runners] == kept
 

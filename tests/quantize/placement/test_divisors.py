@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import able, choose_by, native_plan
+from requant.quantize.placement.rules import choose_by, native_plan, possible_forms
 from requant.transforms.int8.plan import Impl
 
 from .test_rules import between, impls, reason
@@ -69,5 +69,5 @@ def test_a_bounded_norm_that_divides_stays_float() -> None:
 def test_a_function_that_is_infinite_at_0_reads_floats(divisor: str, native: bool) -> None:
     model = between(f"{divisor} [function] b = Div(a, m)", **CONSTANTS)
     facts = dataclasses.replace(facts_of(model), native=True)
-    forms = able(facts, choose_by(facts, model))
+    forms = possible_forms(facts, choose_by(facts, model))
     assert (Impl.U8_NATIVE in forms["function"]) is native

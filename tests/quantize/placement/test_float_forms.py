@@ -21,9 +21,9 @@ from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.plans_by_cost import _choice, cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, has_unmeasured, plan_noise_cost, with_absorbed
-from requant.quantize.placement.rules import able, all_int8_plan, choose_by, native_plan, stock_plan
+from requant.quantize.placement.rules import all_int8_plan, choose_by, native_plan, possible_forms, stock_plan
 from requant.quantize.runtime.machine import Machine
-from requant.quantize.sensitivity.each_tensor import alone
+from requant.quantize.sensitivity.each_tensor import sqnr_by_tensor
 from requant.transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl
 from requant.transforms.int8.qparams import BlockForm, asymmetric_u8
 
@@ -62,7 +62,7 @@ def prices(measured: Mapping[str, Mapping[Impl, float]], noise_price: float = 0.
     made = model()
     given = facts(made, **known)
     rules = choose_by(given, made)
-    forms = able(given, rules)
+    forms = possible_forms(given, rules)
     keys = {u.name: signature(u, given.nodes, SHAPES) for u in rules.units if len(forms[u.name]) > 1}
     rows = {keys[name]: {impl.value: us for impl, us in row.items()} for name, row in measured.items() if name in keys}
     space = Space(given, rules, forms, SHAPES, keys, frozenset({"y"}))
@@ -116,7 +116,7 @@ def test_noise_of_each_form_has_its_price() -> None:
 
 def test_an_input_that_is_kept_float_may_be_rounded_at_run_time() -> None:
     known: dict[str, Any] = {"kept_float": {"x": "in uint8 'x' alone leaves 3 dB"}}
-    assert able(facts(model(), **known), choose_by(facts(model(), **known), model()))["up"] == (
+    assert possible_forms(facts(model(), **known), choose_by(facts(model(), **known), model()))["up"] == (
         Impl.FLOAT,
         Impl.DYNAMIC,
         Impl.BLOCK,
@@ -137,9 +137,9 @@ def test_products_from_uint8_to_uint8_are_not_tuned_to_other_types() -> None:
 
 def test_other_blocks_and_portable_models_are_no_choice() -> None:
     given = facts(model(), blocks=BlockForm(4, 32))
-    assert not {Impl.DYNAMIC, Impl.BLOCK} & {*able(given, choose_by(given, model()))["up"]}
+    assert not {Impl.DYNAMIC, Impl.BLOCK} & {*possible_forms(given, choose_by(given, model()))["up"]}
     given = facts(model(), portable=True)
-    assert not {Impl.DYNAMIC, Impl.BLOCK} & {*able(given, choose_by(given, model()))["up"]}
+    assert not {Impl.DYNAMIC, Impl.BLOCK} & {*possible_forms(given, choose_by(given, model()))["up"]}
 
 
 @pytest.mark.parametrize(("strategy", "form"), [(Strategy.DYNAMIC, Impl.DYNAMIC), (Strategy.BLOCK, Impl.BLOCK)])
@@ -148,11 +148,11 @@ def test_costs_decide_between_the_operators_of_a_form_from_float_to_float(strate
     made = model()
     given = replace(facts_of(made, Selection(strategy=strategy)), native=True)
     native = NATIVE_PRODUCTS[form]
-    assert able(given, choose_by(given, made))["up"] == (form, native)
+    assert possible_forms(given, choose_by(given, made))["up"] == (form, native)
     assert native_plan(given, choose_by(given, made)).choices["up"].impl is native
     assert stock_plan(native_plan(given, choose_by(given, made))) == choose_by(given, made)
     for other in (replace(given, native=False), replace(given, exact=True)):
-        assert able(other, choose_by(other, made))["up"] == (form,)
+        assert possible_forms(other, choose_by(other, made))["up"] == (form,)
 
 
 @needs_library
@@ -176,7 +176,7 @@ def test_a_trial_rounds_as_the_kernel_does() -> None:
     x[:, :4] *= 300
     sample = Sample({"x": x}, None, "a sample")
     tried = {
-        name: alone(made, {"x": rounding}, [sample], readers={"up"})["x"]
+        name: sqnr_by_tensor(made, {"x": rounding}, [sample], readers={"up"})["x"]
         for name, rounding in (
             ("range", asymmetric_u8(float(x.min()), float(x.max()))),
             ("run", None),

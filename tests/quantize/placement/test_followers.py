@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from requant.quantize.placement.costs import signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.followers import followers_of
-from requant.quantize.placement.rules import able, all_int8_plan, choose_by
+from requant.quantize.placement.rules import all_int8_plan, choose_by, possible_forms
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.profile import KernelRun
 from requant.transforms.int8.plan import Impl
@@ -53,7 +53,7 @@ def followers(text: str = BLOCK, shapes: Mapping[str, Any] | None = None) -> dic
     """Return the names of followers with those of their products."""
     made, facts = block(text)
     plan = choose_by(facts, made)
-    found = followers_of(plan.units, able(facts, plan), SHAPES if shapes is None else shapes)
+    found = followers_of(plan.units, possible_forms(facts, plan), SHAPES if shapes is None else shapes)
     return {name: product.name for name, product in found.items()}
 
 
@@ -103,6 +103,6 @@ def test_products_of_a_portable_plan_write_float_where_nothing_reads_uint8() -> 
     impls = {unit.name: everything.impl(unit) for unit in everything.units}
     assert impls["first"] is impls["squeeze"] is impls["last"] is Impl.U8_FLOAT
     assert impls["mean"] is Impl.U8
-    assert able(facts, rules)["first"] == (Impl.FLOAT, Impl.U8, Impl.U8_FLOAT)
+    assert possible_forms(facts, rules)["first"] == (Impl.FLOAT, Impl.U8, Impl.U8_FLOAT)
     stock = replace(facts, portable=False)
-    assert Impl.U8_FLOAT not in able(stock, choose_by(stock, made))["first"]
+    assert Impl.U8_FLOAT not in possible_forms(stock, choose_by(stock, made))["first"]

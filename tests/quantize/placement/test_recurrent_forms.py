@@ -13,7 +13,7 @@ import pytest
 from requant.quantize import Selection, Strategy
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.obstacles import OBSTACLES
-from requant.quantize.placement.rules import able, choose_by, stock_plan
+from requant.quantize.placement.rules import choose_by, possible_forms, stock_plan
 from requant.transforms.int8.plan import Choice, Impl
 
 GATES = {"GRU": 3, "LSTM": 4}
@@ -51,16 +51,16 @@ def obstacle(made: ir.Model, **known: Any) -> str:
 def test_costs_decide_among_float_and_both_forms(op: str) -> None:
     made = model(op, inputs=f"{INPUTS}, n, h")
     given = facts(made, static=True)
-    assert able(given, choose_by(given, made))["op"] == (Impl.FLOAT, Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)
+    assert possible_forms(given, choose_by(given, made))["op"] == (Impl.FLOAT, Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)
     for other in (replace(given, native=False), replace(given, exact=True)):
-        assert Impl.DYNAMIC_NATIVE not in able(other, choose_by(other, made))["op"]
+        assert Impl.DYNAMIC_NATIVE not in possible_forms(other, choose_by(other, made))["op"]
 
 
 @pytest.mark.parametrize("op", [*GATES])
 def test_who_asks_for_ranges_at_run_time_gets_the_faster_form(op: str) -> None:
     made = model(op)
     given = facts(made, Selection(strategy=Strategy.DYNAMIC))
-    assert able(given, choose_by(given, made))["op"] == (Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)
+    assert possible_forms(given, choose_by(given, made))["op"] == (Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)
 
 
 @pytest.mark.parametrize("op", [*GATES])
@@ -104,4 +104,4 @@ def test_an_input_whose_rounding_ruins_an_output_stays_float(op: str) -> None:
     made, harmed = model(op), {form: {"x": "it ruins"} for form in (Impl.DYNAMIC, Impl.DYNAMIC_NATIVE)}
     assert obstacle(made, harmed_by=harmed) == "kept-float"
     given = facts(made, static=True, harmed_by=harmed)
-    assert able(given, choose_by(given, made))["op"] == (Impl.FLOAT,)
+    assert possible_forms(given, choose_by(given, made))["op"] == (Impl.FLOAT,)

@@ -17,7 +17,7 @@ from requant import RequantError, UnknownNameError
 from requant.quantize import Selection, Strategy, choose
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.noise import Noises
-from requant.quantize.placement.rules import FLOAT_FORMS, able, choose_by, widest_plan
+from requant.quantize.placement.rules import FLOAT_FORMS, choose_by, plan_to_calibrate, possible_forms
 from requant.transforms.graph import node_name
 from requant.transforms.int8.plan import Choice, Domain, Impl, Plan
 from requant.transforms.int8.reasons import other
@@ -529,9 +529,9 @@ def between(nodes: str, **constants: np.ndarray) -> ir.Model:
 
 
 def forms(model: ir.Model, activation: str = "u8", **known: Any) -> dict[str, tuple[Impl, ...]]:
-    """Return what `able` allows of each unit, by its name."""
+    """Return what `possible_forms` allows of each unit, by its name."""
     facts = dataclasses.replace(facts_of(model, activation=activation), **known)
-    return able(facts, choose_by(facts, model))
+    return possible_forms(facts, choose_by(facts, model))
 
 
 EITHER, ONE = (FLOAT, U8), (FLOAT,)
@@ -780,11 +780,11 @@ def test_what_any_placement_may_quantize_is_calibrated(portable: bool) -> None:
     made = build(text, v=(8, 4, 3, 3), w=(8, 8, 3, 3))
     facts = dataclasses.replace(facts_of(made), portable=portable)
     plan = choose_by(facts, made)
-    options = able(facts, plan)
+    options = possible_forms(facts, plan)
     read = {t for unit in plan.units for form in options[unit.name] if form.reads_u8 for t in unit.inputs}
     written = {t for unit in plan.units for form in options[unit.name] if form.writes_u8 for t in unit.outputs}
     assert {"a", "c"} <= written
-    assert read | written <= set(widest_plan(facts, plan).quantized)
+    assert read | written <= set(plan_to_calibrate(facts, plan).quantized)
 
 
 @pytest.mark.parametrize(("axes", "native"), [("8,8", True), ("1,8,8", False), ("8,8,8", False)])
@@ -803,7 +803,7 @@ def test_a_batch_normalization_is_a_scale_and_a_shift_that_native_operators_comp
     plan = choose_by(facts, model)
     assert "no integer kernel for BatchNormalization; a native operator computes it" in reason(plan, "norm")
     (unit,) = [unit for unit in plan.units if "norm" in unit.nodes]
-    assert (Impl.U8_NATIVE in able(facts, plan)[unit.name]) is native
+    assert (Impl.U8_NATIVE in possible_forms(facts, plan)[unit.name]) is native
 
 
 @pytest.mark.parametrize(

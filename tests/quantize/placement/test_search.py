@@ -23,7 +23,7 @@ from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.layouts import layout_costs
 from requant.quantize.placement.measuring import least_kernels, settled
-from requant.quantize.placement.rules import able, choose_by
+from requant.quantize.placement.rules import choose_by, possible_forms
 from requant.quantize.runtime import machine
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.machine import Machine
@@ -67,16 +67,16 @@ def test_what_a_measurement_may_decide() -> None:
     facts = facts_of(made)
     rules = choose_by(facts, made)
     assert rules.choices["silu"].impl is Impl.FLOAT
-    assert able(facts, rules) == {
+    assert possible_forms(facts, rules) == {
         "first": (Impl.FLOAT, Impl.U8),
         "silu": (Impl.FLOAT, Impl.U8),
         "second": (Impl.FLOAT, Impl.U8),
     }
-    shifted = able(replace(facts, zero_points=True), rules)
+    shifted = possible_forms(replace(facts, zero_points=True), rules)
     assert shifted["first"] == (Impl.FLOAT, Impl.U8, Impl.U8_GEMM)
     assert shifted["silu"] == (Impl.FLOAT, Impl.U8)
     kept = replace(facts, kept_float={"b": "because"})
-    assert able(kept, choose_by(kept, made))["silu"] == (Impl.FLOAT,)
+    assert possible_forms(kept, choose_by(kept, made))["silu"] == (Impl.FLOAT,)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_groups_are_no_matrix_product() -> None:
     made = model()
     made.graph.node("first").attributes["group"] = ir.AttrInt64("group", 2)
     facts = replace(facts_of(made), zero_points=True)
-    assert Impl.U8_GEMM not in able(facts, choose_by(facts, made))["first"]
+    assert Impl.U8_GEMM not in possible_forms(facts, choose_by(facts, made))["first"]
 
 
 REFUSED = {

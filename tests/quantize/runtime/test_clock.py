@@ -20,10 +20,10 @@ from requant.quantize.runtime.clock import (
     TURN,
     UNKNOWN,
     Times,
-    alone,
     doubt,
     interleave,
     race,
+    time_run,
     uncertainty,
 )
 from requant.quantize.runtime.timing import latency_json, summary
@@ -95,7 +95,7 @@ def test_slow_runs_have_turns_of_one(machine: Machine) -> None:
     ids=["short", "one turn", "long", "slow"],
 )
 def test_a_slow_run_alone_is_called_once(machine: Machine, took: float, seconds: float, calls: int) -> None:
-    found = alone(machine.run("a", [took]), seconds=seconds, threads=1)
+    found = time_run(machine.run("a", [took]), seconds=seconds, threads=1)
     assert len(found.seconds) == pytest.approx(calls, abs=1 if took == 1.0 else 0)  # sums of times are rounded
     assert found.least == pytest.approx(took * MS)
 

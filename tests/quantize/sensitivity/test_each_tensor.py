@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from requant.calibration import Sample
 from requant.quantize import Options, quantize_model
 from requant.quantize.sensitivity import each_tensor, segments
-from requant.quantize.sensitivity.each_tensor import RUIN_DB, _within, alone, ruinous, weights_alone
+from requant.quantize.sensitivity.each_tensor import RUIN_DB, _within, ruinous, sqnr_by_tensor, sqnr_by_weight
 from requant.quantize.sensitivity.switch_graph import taps_of
 from requant.transforms.int8.qparams import asymmetric_u8
 
@@ -84,7 +84,7 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_one_tensor_with_a_huge_channel_is_found() -> None:
     ranges = dict.fromkeys("xacdy", (-5.0, 5.0)) | {"b": (-5 * HUGE, 5 * HUGE)}
     qparams = {name: asymmetric_u8(*pair) for name, pair in ranges.items()}
-    found = alone(ir.from_proto(huge_channel()), qparams, samples(feeds(2, 1, CHANNELS, 8, 8)))
+    found = sqnr_by_tensor(ir.from_proto(huge_channel()), qparams, samples(feeds(2, 1, CHANNELS, 8, 8)))
     assert set(found) == set(qparams)
     assert set(ruinous(found)) == {"b"}
     assert found["b"] < RUIN_DB < min(value for name, value in found.items() if name != "b")
@@ -96,7 +96,7 @@ def test_the_noise_of_a_tensor_alone_is_that_of_its_own_rounding() -> None:
     model = build("net (float[N,64] x) => (float[N,64] y) { y = Neg(x) }")
     (feed,) = feeds(1, 1, 64)
     params = asymmetric_u8(-4.0, 4.0)
-    (measured,) = alone(ir.from_proto(model), {"x": params}, samples([feed])).values()
+    (measured,) = sqnr_by_tensor(ir.from_proto(model), {"x": params}, samples([feed])).values()
     steps = np.clip(np.rint(feed["x"] / params.scale) + params.zero_point, 0, 255)
     rounded = ((steps - params.zero_point) * params.scale).astype(np.float32)
     noise = np.square(feed["x"].astype(np.float64) - rounded).sum()
@@ -123,7 +123,7 @@ def test_the_noise_of_the_weights_of_one_node_alone_is_that_of_their_rounding(
         return {name: {1: rounded[name].astype(np.float32)} for name in nodes}
 
     sizes = {name: array.nbytes for name, array in rounded.items()}
-    found = weights_alone(ir.from_proto(proto), sizes, items, made, progress=lambda *step: told.append(step))
+    found = sqnr_by_weight(ir.from_proto(proto), sizes, items, made, progress=lambda *step: told.append(step))
     assert [name for group in asked for name in group] == ["second", "fourth"]
     assert most is None or len(asked) == 2
     for name, weight in names.items():
@@ -139,7 +139,7 @@ def test_the_noise_of_the_weights_of_one_node_alone_is_that_of_their_rounding(
         expected = 10 * math.log10(np.square(exact).sum() / np.square(noisy - exact).sum())
         assert expected - 0.1 < found[name] < expected + 1e-3  # channels differ: each counts by its own power
     assert told == [(1, 2), (2, 2)]
-    assert weights_alone(ir.from_proto(proto), sizes, items, made, runs=1) == {}
+    assert sqnr_by_weight(ir.from_proto(proto), sizes, items, made, runs=1) == {}
 
 
 def test_nodes_are_tried_together_up_to_a_size() -> None:
@@ -154,7 +154,7 @@ def test_the_least_of_several_outputs_counts_and_an_output_can_be_tried() -> Non
         w=weights(64, 64),
     )
     qparams = {"x": asymmetric_u8(-4, 4), "y": asymmetric_u8(-4, 4), "z": asymmetric_u8(0, 1e9)}
-    found = alone(ir.from_proto(model), qparams, samples(feeds(2, 1, 64)))
+    found = sqnr_by_tensor(ir.from_proto(model), qparams, samples(feeds(2, 1, 64)))
     assert found["z"] == 0.0  # all of it rounds to zero: the noise is the signal
     assert found["y"] > 30
     assert found["x"] > 30
@@ -170,13 +170,13 @@ def test_segments_find_the_same_as_the_whole_model(monkeypatch: pytest.MonkeyPat
     model = ir.from_proto(build(text, v=weights(16, 16), w=weights(16, 16, seed=1)))
     items = [{**one, **other} for one, other in zip(feeds(3, 4, 16), feeds(3, 4, 16, name="late"), strict=True)]
     qparams = {name: asymmetric_u8(-4, 4) for name in ("y", "x", "e", "early", "late", "a", "z", "b", "c", "d")}
-    whole = alone(model, qparams, samples(items))
+    whole = sqnr_by_tensor(model, qparams, samples(items))
     for least in (1, 2, 5):
         monkeypatch.setattr(segments, "LEAST", least)
         parts = list(segments.segments(model, qparams, samples(items)))
         assert [len(part.tensors) for part in parts] == [max(least, 2)] * (10 // max(least, 2))
         assert len([*parts[-1].model.graph]) < len([*model.graph])
-        found = alone(model, qparams, samples(items))
+        found = sqnr_by_tensor(model, qparams, samples(items))
         assert list(found) == list(whole)  # float32 in other kernels: far less than the noise of 8 bits
         assert found == pytest.approx(whole, abs=1e-3)
 
@@ -196,7 +196,7 @@ def test_tensors_that_bodies_of_if_read_are_tried() -> None:
     items = [{**feed, "flag": np.asarray(flag)} for feed, flag in zip(feeds(2, 1, 64), (True, False), strict=True)]
     qparams = {"a": asymmetric_u8(0.0, 1e9)}
     # Neg of zeros is zeros, Relu of zeros too: nothing is left of the signal in either branch
-    found = alone(ir.from_proto(model), qparams, [Sample(dict(item), None, "") for item in items])
+    found = sqnr_by_tensor(ir.from_proto(model), qparams, [Sample(dict(item), None, "") for item in items])
     assert found == {"a": 0.0}
 
 
@@ -222,7 +222,7 @@ def test_tensors_in_bodies_are_tried() -> None:
     )
     items = [{**feed, "flag": np.asarray(True)} for feed in feeds(2, 1, 64)]
     qparams = {name: asymmetric_u8(-1e9, 1e9) for name in "rpu"} | {"a": asymmetric_u8(-8.0, 8.0)}
-    found = alone(ir.from_proto(model), qparams, [Sample(dict(item), None, "") for item in items])
+    found = sqnr_by_tensor(ir.from_proto(model), qparams, [Sample(dict(item), None, "") for item in items])
     assert {name: found[name] for name in "rpu"} == dict.fromkeys("rpu", 0.0)  # rounded to zeros: no signal is left
     assert found["a"] > RUIN_DB
 
@@ -231,7 +231,7 @@ def test_float16_outputs_are_judged_and_others_are_not() -> None:
     half = build("net (float[N,64] x) => (float16[N,64] y) { y = Cast<to = 10>(x) }")
     whole = build("net (float[N,64] x) => (int64[N,64] y) { y = Cast<to = 7>(x) }")
     for model, expected in ((half, 0.0), (whole, math.inf)):
-        found = alone(ir.from_proto(model), {"x": asymmetric_u8(0.0, 1e9)}, samples(feeds(1, 1, 64)))
+        found = sqnr_by_tensor(ir.from_proto(model), {"x": asymmetric_u8(0.0, 1e9)}, samples(feeds(1, 1, 64)))
         assert found == {"x": expected}
 
 
@@ -241,7 +241,9 @@ def test_the_model_is_as_it_was_and_progress_is_told() -> None:
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     told: list[tuple[int, int]] = []
     qparams = {name: asymmetric_u8(-5, 5) for name in "xab"}
-    alone(model, qparams, samples(feeds(1, 1, CHANNELS, 8, 8)), progress=lambda done, total: told.append((done, total)))
+    sqnr_by_tensor(
+        model, qparams, samples(feeds(1, 1, CHANNELS, 8, 8)), progress=lambda done, total: told.append((done, total))
+    )
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
     assert told == [(1, 3), (2, 3), (3, 3)]
 
@@ -250,9 +252,13 @@ def test_as_many_samples_are_tried_as_the_runs_allow() -> None:
     model = ir.from_proto(huge_channel())
     qparams = {name: asymmetric_u8(-5, 5) for name in "xab"}
     two = samples(feeds(2, 1, CHANNELS, 8, 8))
-    assert alone(model, qparams, two, runs=2) == {}
-    assert alone(model, qparams, two, runs=5) == alone(model, qparams, two[:1])
-    assert alone(model, qparams, two, runs=6) == alone(model, qparams, two) != alone(model, qparams, two[:1])
+    assert sqnr_by_tensor(model, qparams, two, runs=2) == {}
+    assert sqnr_by_tensor(model, qparams, two, runs=5) == sqnr_by_tensor(model, qparams, two[:1])
+    assert (
+        sqnr_by_tensor(model, qparams, two, runs=6)
+        == sqnr_by_tensor(model, qparams, two)
+        != sqnr_by_tensor(model, qparams, two[:1])
+    )
 
 
 @pytest.mark.parametrize(

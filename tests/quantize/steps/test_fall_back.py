@@ -184,11 +184,11 @@ def accepted_plan(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fail
 
     fakes: dict[str, Any] = {
         "forecast_fall_back": lambda job, tries: {"compare": 1.0} if not tries else {},
-        "promised": lambda job, accuracy: Promised(accuracy, most),
+        "promise_of": lambda job, accuracy: Promised(accuracy, most),
         "plan_by_rules": lambda *_: (None, None, lambda plan: plan),
         "plans_by_price": lambda *_: plans,
         "absorbers_of": lambda *_: {},
-        "able": lambda *_: {},
+        "possible_forms": lambda *_: {},
         "_build_candidate": made,
         "measure_accuracy": measured,
         "judge": judged,
@@ -222,7 +222,7 @@ def test_few_native_operators_that_gain_nothing_become_those_of_the_runtime(
 ) -> None:
     units = tuple(Unit(name=name, op="Conv", nodes=(name,), inputs=(f"x{name}",), outputs=(name,)) for name in "abcdef")
     plan = Plan(units, {unit.name: Choice(Impl.U8_NATIVE if unit.name in native else Impl.U8) for unit in units})
-    monkeypatch.setattr(fall_back, "promised", lambda job, accuracy: Promised(accuracy, 2.0))
+    monkeypatch.setattr(fall_back, "promise_of", lambda job, accuracy: Promised(accuracy, 2.0))
     monkeypatch.setattr(fall_back, "measure_accuracy", lambda *_: noise)
     accuracy: Any = 0.5
     best = fall_back._Accepted(model(plan), accuracy, 1.0)

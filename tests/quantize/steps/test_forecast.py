@@ -33,7 +33,7 @@ def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def take(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """Let a run take 1 ms of CPU time, with a share of a processor."""
     times = Times((1e-3,) * 3, "cpu", wall=3e-3 / share)
-    monkeypatch.setattr(module, "alone", lambda run, seconds, threads: times)
+    monkeypatch.setattr(module, "time_run", lambda run, seconds, threads: times)
 
 
 def job(folder: Path, data: str | None = f"{SAMPLES / 'digits.npz'}:calib", **options: Any) -> Job:

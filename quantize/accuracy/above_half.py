@@ -17,7 +17,7 @@ HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class AboveHalf:
     """Counts of the values of an output above `HALF`.
 
     Attributes:
@@ -30,15 +30,15 @@ class Halves:
     lost: int = 0
     new: int = 0
 
-    def with_sample(self, exact: Array, other: Array) -> Halves:
+    def with_sample(self, exact: Array, other: Array) -> AboveHalf:
         """Return the counts with those of one more sample; INT8 values of another shape do not count."""
         above = exact > HALF
         count = int(above.sum())
         if exact.shape != other.shape:
-            return Halves(self.both, self.lost + count, self.new)
+            return AboveHalf(self.both, self.lost + count, self.new)
         after = other > HALF
         both = int((above & after).sum())
-        return Halves(self.both + both, self.lost + count - both, self.new + int(after.sum()) - both)
+        return AboveHalf(self.both + both, self.lost + count - both, self.new + int(after.sum()) - both)
 
     @property
     def f1(self) -> float | None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from requant.calibration import Sample
 from requant.calibration.session import Array
 from requant.quantize import compare_models
-from requant.quantize.accuracy.halves import Halves, sigmoid_outputs
+from requant.quantize.accuracy.above_half import AboveHalf, sigmoid_outputs
 from requant.quantize.accuracy.outputs import Accuracy, accuracy_json, measure, of_fixed_classes, of_sigmoids
 from requant.quantize.accuracy.verdict import accuracy_rows
 
@@ -47,7 +47,7 @@ def test_outputs_of_a_sigmoid_are_known_by_the_graph(text: str, found: set[str])
 @given(st.integers(0, 10**6))
 def test_the_counts_are_those_of_the_definition(seed: int) -> None:
     exact, other = np.random.default_rng(seed).uniform(0, 1, (2, 5, 7)).astype(np.float32)
-    found = Halves().with_sample(exact, other).with_sample(exact, exact)
+    found = AboveHalf().with_sample(exact, other).with_sample(exact, exact)
     true = int((exact > 0.5).sum())
     both = int(((exact > 0.5) & (other > 0.5)).sum()) + true
     assert (found.both, found.lost) == (both, 2 * true - both)
@@ -57,10 +57,10 @@ def test_the_counts_are_those_of_the_definition(seed: int) -> None:
 
 def test_without_values_there_is_no_f1_and_other_shapes_lose_all() -> None:
     low, high = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
-    assert Halves().with_sample(low, low).f1 is None
-    assert Halves().with_sample(high, high[:1]) == Halves(lost=6)
-    assert Halves().with_sample(high, np.full_like(high, np.nan)) == Halves(lost=6)
-    assert Halves().with_sample(low, high).f1 == 0.0
+    assert AboveHalf().with_sample(low, low).f1 is None
+    assert AboveHalf().with_sample(high, high[:1]) == AboveHalf(lost=6)
+    assert AboveHalf().with_sample(high, np.full_like(high, np.nan)) == AboveHalf(lost=6)
+    assert AboveHalf().with_sample(low, high).f1 == 0.0
 
 
 def compared() -> Accuracy:
@@ -81,7 +81,7 @@ def test_the_table_and_the_json_tell_outputs_of_a_sigmoid_alone() -> None:
     assert rows == ["66.7% F1 at notes (data): 8 of float's 12 values above 0.5 stay, 4 are new"]
     counts = {"both": 8, "lost": 4, "new": 4, "f1": pytest.approx(2 / 3)}
     assert json.loads(json.dumps(accuracy_json(found)["above_half_by_output"])) == {"notes": counts}
-    assert of_fixed_classes(found, {found.class_output}).halves == found.halves
+    assert of_fixed_classes(found, {found.class_output}).above_half == found.above_half
     assert "at 0.5" not in dict(accuracy_rows(of_sigmoids(compared(), ()), "data"))
 
 
@@ -90,5 +90,5 @@ def test_two_models_are_compared_at_one_half(tmp_path: Path) -> None:
     onnx.save_model(onnx.parser.parse_model(text), tmp_path / "m.onnx")
     rows = np.random.default_rng(0).standard_normal((8, 9)).astype(np.float32)
     found = compare_models(tmp_path / "m.onnx", tmp_path / "m.onnx", [{"x": row[None]} for row in rows])
-    assert dict(found.accuracy.halves) == {"y": Halves(both=int((rows > 0).sum()))}
+    assert dict(found.accuracy.above_half) == {"y": AboveHalf(both=int((rows > 0).sum()))}
     assert found.to_json()["above_half_by_output"]["y"]["f1"] == 1.0
