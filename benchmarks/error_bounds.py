@@ -18,7 +18,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from benchmarks.error_rules import MOVES, PAIR, ROUNDED, STORED, Array, Kind, Site, eps, open_model, rule_of
+from benchmarks.error_rules import MOVES, PAIR, ROUNDED, STORED, Kind, Site, eps, open_model, rule_of
+from requant.calibration.session import Array
 
 
 @dataclass

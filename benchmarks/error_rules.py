@@ -17,15 +17,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from onnx import helper
 
-Array: TypeAlias = npt.NDArray[Any]
+from requant.calibration.session import Array
+
 Values: TypeAlias = Sequence[Array | None]
 
 STORED = re.compile(r"/(u?int8|int32)(_\d+)?$")

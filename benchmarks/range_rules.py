@@ -33,7 +33,6 @@ from typing import Any
 import click
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -41,6 +40,7 @@ from benchmarks.tables import plain_table
 from requant.calibration import Histogram, Observations, observe, open_session, parse_rule
 from requant.calibration.precision import Precision
 from requant.calibration.ranges import CANDIDATES, Range
+from requant.calibration.session import Array
 from requant.quantize.accuracy.sqnr import decibels, powers
 from requant.quantize.model.files import load_model, serialize
 from requant.quantize.placement.rules import choose
@@ -51,7 +51,6 @@ from requant.quantize.steps.simplify import simplify
 from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.int8.qparams import Scheme
 
-Array = NDArray[Any]
 Feed = Mapping[str, Array]
 
 RULES = (*CANDIDATES, "auto")

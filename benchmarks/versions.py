@@ -26,17 +26,15 @@ from typing import Any
 
 import click
 import numpy as np
-import numpy.typing as npt
 import onnx
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from requant.calibration.session import native_library
+from requant.calibration.session import Array, native_library
 from requant.quantize import Options, quantize_model
 from requant.quantize.options.declared import Strategy
 from requant.quantize.options.selection import Selection
 
-Array = npt.NDArray[Any]
 Outputs = Mapping[str, Array]
 
 ROOT = Path(__file__).parent.parent

@@ -32,6 +32,7 @@ FOLDED, FOLDED_APART = 2**27, 2**29
 """Bytes of a constant that the runtime may compute when it loads any model, and one with weights in other files."""
 
 Array: TypeAlias = npt.NDArray[Any]
+"""An array of any type. `transforms`, which must not import this package, has one in `int8/qparams.py`."""
 Feed: TypeAlias = Mapping[str, Array]
 
 

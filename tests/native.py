@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from requant.calibration.session import Array
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.library import kernels
 from requant.quantize.kernels.nodes import OMITTED
@@ -21,7 +20,6 @@ from requant.transforms.inference import inferred
 from requant.transforms.int8.units import Compound, units
 from requant.transforms.patterns.attention import find_attention
 
-Array = NDArray[Any]
 FOUND = kernels()
 needs_library = pytest.mark.skipif(isinstance(FOUND, str) and not os.environ.get("CI"), reason=str(FOUND))
 """Skips a test where there is no library, and never in CI, which builds it."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.parser
 import onnx_ir
@@ -19,6 +18,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant import RequantError
+from requant.calibration.session import Array
 from requant.quantize import Accuracy, Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.accuracy.pair import judge_pair, time_models
 from requant.quantize.job import Evidence
@@ -29,7 +29,6 @@ from requant.transforms.int8.saturation import PAIR_LIMIT, pair_peak
 
 from .native import needs_library
 
-Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
 PADS = "<pads = [1, 1, 1, 1]>"
 LEAST_DB = 20.0  # a uniform tensor in 8 bits has 50 dB; a few layers and wide ranges lose about 20 dB

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.parser
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from requant.calibration.session import Array
 from requant.quantize import Options, quantize_model
 from requant.transforms.int8.qparams import Scheme
 
@@ -21,7 +20,6 @@ with pytest.MonkeyPatch.context() as patch:  # OpenVINO sends no telemetry if th
     patch.setitem(sys.modules, "openvino_telemetry", None)
     openvino = pytest.importorskip("openvino")
 
-Array = npt.NDArray[Any]
 
 SAMPLE_MODELS = Path(__file__).parent.parent / "sample_models"
 DATA = SAMPLE_MODELS / "digits.npz"

@@ -15,17 +15,16 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import RequantError
+from requant.calibration.session import Array
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.options.declared import FORMATS
 from requant.quantize.runtime.session import Runner
 from requant.transforms.int8.ops import OPS
 from requant.transforms.int8.qparams import Scheme
 
-Array = NDArray[Any]
 Feed = dict[str, Array]
 Allowed = Callable[..., dict[str, float]]
 Shape = tuple[int, ...]

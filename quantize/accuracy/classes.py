@@ -9,17 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import NormalDist
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from ...calibration.samples import Sample
+from ...calibration.session import Array
 from .columns import FIXED, Columns
 from .transcripts import text_losses
 
-Array = npt.NDArray[Any]
 Outputs = Mapping[str, Array]
 Interval: TypeAlias = tuple[float, float]
 

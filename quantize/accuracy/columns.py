@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from ...calibration.session import Array
 
 FIXED = 0.8
 """Rows are no scores per class if a larger share of their variance is that of the columns' means.
@@ -29,10 +29,10 @@ class Columns:
     """
 
     rows: int = 0
-    sums: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(1))
+    sums: Array = field(default_factory=lambda: np.zeros(1))
     squares: float = 0.0
 
-    def with_rows(self, rows: npt.NDArray[Any]) -> Columns:
+    def with_rows(self, rows: Array) -> Columns:
         """Return the sums with those of more rows (R, C); NaN for rows of several lengths."""
         if self.rows and rows.shape[1] != len(self.sums):
             return replace(self, squares=math.nan)

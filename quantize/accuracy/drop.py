@@ -13,9 +13,10 @@ import numpy as np
 
 from ... import RequantError
 from ...calibration.samples import Sample
+from ...calibration.session import Array
 from ...calibration.sources import Source
 from ...system.given import check_kind
-from .classes import Array, Interval
+from .classes import Interval
 from .metrics import Metric, Score, by_row
 from .metrics.intervals import area_interval, bootstrap, jackknife
 from .shares import binomial_p, paired_interval

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...calibration.samples import DataError, Sample
-from .classes import Array, Outputs, candidates, evident_scores, heads_of
+from ...calibration.session import Array
+from .classes import Outputs, candidates, evident_scores, heads_of
 
 
 def class_labels(sample: Sample) -> Array:

@@ -17,12 +17,13 @@ import numpy as np
 
 from ... import RequantError
 from ...calibration.samples import Sample
+from ...calibration.session import Array
 from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
 from .above_half import AboveHalf
 from .choices import into
 from .class_scores import ClassScores
-from .classes import Array, Interval, Outputs, Tally, is_float
+from .classes import Interval, Outputs, Tally, is_float
 from .labels import check_classes, class_labels
 from .parts import Rows
 from .samples import EachSample, WorstSample

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .classes import Array, class_axis
+from ...calibration.session import Array
+from .classes import class_axis
 
 GAP = 1e3
 """The ratio of powers (30 dB) between two rows that hold different quantities."""

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .classes import Array, Outputs, is_float
+from ...calibration.session import Array
+from .classes import Outputs, is_float
 
 Powers: TypeAlias = tuple[float, float]
 """Sums of squares: of a signal, and of its noise."""

@@ -10,7 +10,8 @@ from typing import TypeAlias
 import numpy as np
 
 from ...calibration.samples import Sample
-from .classes import SEQUENCE, Array, Outputs, are_probabilities, is_float
+from ...calibration.session import Array
+from .classes import SEQUENCE, Outputs, are_probabilities, is_float
 
 ROWS = 256
 """Rows of scores that are computed at a time, so that a large vocabulary needs little memory."""

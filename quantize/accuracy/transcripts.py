@@ -5,14 +5,10 @@ Decoding is that of Graves, Fernandez, Gomez and Schmidhuber, "Connectionist tem
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from ...calibration.samples import Sample
-
-Array = npt.NDArray[Any]
+from ...calibration.session import Array
 
 BLANK = 1 / 3
 """The share of steps that the blank fills, at least."""

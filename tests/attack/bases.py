@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-Array = NDArray[Any]
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 SAMPLES = 6
 SAMPLE_MODELS = Path(__file__).parents[2] / "sample_models"

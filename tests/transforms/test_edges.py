@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from requant.calibration.session import Array
 from requant.transforms import run
 
-Array = npt.NDArray[Any]
 TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16}
 
 MODELS = {

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -11,10 +10,10 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from requant import RequantError
 from requant.calibration.samples import Sample
+from requant.calibration.session import Array
 from requant.quantize.corrections.channel_noise import Channels, reader_of, total
 from requant.quantize.corrections.equalization import choose, equalize_channels, observed
 from requant.quantize.model.files import staging
@@ -27,7 +26,6 @@ from requant.transforms.graph import node_name
 from requant.transforms.inference import inferred
 from requant.transforms.rewriter import add_initializer
 
-Array = NDArray[Any]
 EPS = float(np.finfo(np.float32).eps)
 CHANNELS = 4
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>\n'

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx.parser
 import onnx_ir as ir
@@ -11,12 +9,11 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from requant.calibration.session import Array
 from requant.transforms.fuse_channel_norms import fuse_channel_norms
 
-Array = NDArray[Any]
 QUOTIENTS = (
     "r = Sqrt(p) n = Div(d, r)",
     "r = Sqrt(p) t = Sub(x, m) n = Div(t, r)",

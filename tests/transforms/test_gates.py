@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.parser
 import onnx_ir as ir
@@ -16,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
+from requant.calibration.session import Array
 from requant.quantize import Options, Selection, quantize_model
 from requant.quantize.runtime.profile import executed
 from requant.quantize.sensitivity.switch_model import tensor_switches
@@ -28,7 +28,6 @@ from requant.transforms.int8.units import units
 from requant.transforms.int8.writer import Writer
 from requant.transforms.qdq_to_qoperator import qdq_to_qoperator
 
-Array = npt.NDArray[Any]
 CODES = np.arange(256, dtype=np.uint8)
 MS = "com.microsoft"
 HEAD = f'<ir_version: 8, opset_import: ["" : 17, "{MS}" : 1]>'

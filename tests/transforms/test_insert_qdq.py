@@ -1,16 +1,15 @@
 """A plan written into a graph: where the pairs stand, what the runtime makes of them, and that the result is right."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from requant.calibration.session import Array
 from requant.quantize.runtime.isa import detect
 from requant.transforms import verify
 from requant.transforms.insert_qdq import insert_qdq
@@ -19,7 +18,6 @@ from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import QParams, asymmetric_u8
 from requant.transforms.int8.units import units
 
-Array = npt.NDArray[Any]
 MS = "com.microsoft"
 SIZES = {
     "w": (4, 3, 3, 3),

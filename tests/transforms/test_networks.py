@@ -13,19 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod, sqrt
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from requant.calibration.session import Array
 from requant.transforms import REGISTRY, TransformError, parse_groups, run
 from requant.transforms.graph import every_node
 from requant.transforms.registry import REQUIRED
 
-Array = npt.NDArray[Any]
 Feeds = Mapping[str, Array]
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"

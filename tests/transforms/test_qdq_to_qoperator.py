@@ -1,18 +1,16 @@
 """Each operator between DequantizeLinear and QuantizeLinear, and the operator on integers that takes its place."""
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from requant.calibration.session import Array
 from requant.transforms import REGISTRY, Change, verify
 from requant.transforms.qoperator_to_qdq import QOPS
 
-Array = npt.NDArray[Any]
 qdq_to_qoperator = REGISTRY["qdq_to_qoperator"]
 qoperator_to_qdq = REGISTRY["qoperator_to_qdq"]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -17,11 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant import RequantError
 from requant.calibration import Sample, run_logged
+from requant.calibration.session import Array
 from requant.transforms import METADATA_KEY, REGISTRY, Change, TransformError, run
 from requant.transforms.int8.existing import drop_round_trips
 from requant.transforms.min_max_log import high_percentile, low_percentile
 
-Array = npt.NDArray[Any]
 NodeSpec = tuple[str, list[str], str, dict[str, Any]]  # operator, inputs, output, attributes
 
 SAMPLE_MODELS = Path(__file__).parents[2] / "sample_models"

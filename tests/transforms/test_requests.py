@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -20,7 +18,6 @@ from requant.transforms import METADATA_KEY, REGISTRY, TransformError, VerifyErr
 from requant.transforms.externalize_weights import EXTERNAL, external_threshold
 from requant.transforms.int8.qparams import QParams
 
-Array = npt.NDArray[Any]
 ROOT = Path(__file__).parents[2]
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17, "blocks" : 1, "my.domain" : 1]>

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
+from requant.calibration.session import Array
 from requant.transforms import TransformError
 from requant.transforms.round_weights import SMALL, round_weights
-
-Array = npt.NDArray[Any]
 
 
 def rounded(weights: Array, **options: int) -> tuple[Array, list[str]]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ import numpy.typing as npt
 from ... import RequantError, UnknownNameError
 from ...system.given import normalise_fields
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = npt.NDArray[Any]
+"""An array of any type; outside of `transforms` it is that of `calibration/session.py`."""
 Index = tuple[slice, ...]
 
 BLOCK = 2**18

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .... import RequantError
-from ..classes import Array, Outputs, is_float
+from ....calibration.session import Array
+from ..classes import Outputs, is_float
 
 LEAST_SCORE = 0.001
 """Candidates with a lower score are dropped, as in the validation of Ultralytics."""

@@ -8,7 +8,8 @@ from statistics import NormalDist
 import numpy as np
 
 from .... import RequantError
-from ..classes import Array, Interval, Z
+from ....calibration.session import Array
+from ..classes import Interval, Z
 from .named import Metric, mid_ranks
 
 DRAWS = 2000

@@ -9,7 +9,8 @@ import numpy as np
 
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
-from ..classes import Array, Outputs, class_scores, is_float, predictions, predictions_like
+from ....calibration.session import Array
+from ..classes import Outputs, class_scores, is_float, predictions, predictions_like
 from ..labels import check_classes, class_labels
 from ..sqnr import output_powers
 

@@ -11,7 +11,8 @@ import numpy as np
 from .... import RequantError
 from ....calibration.objects import failing_at, on_path
 from ....calibration.samples import Sample
-from ..classes import Array, Outputs
+from ....calibration.session import Array
+from ..classes import Outputs
 from .items import Items
 
 UNFIT = "the labels or outputs do not fit"

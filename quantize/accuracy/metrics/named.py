@@ -13,8 +13,8 @@ import numpy as np
 
 from .... import RequantError, UnknownNameError
 from ....calibration.objects import Named, failing_at, named, on_path
+from ....calibration.session import Array
 from ....system.given import check_kind, kind_of
-from ..classes import Array
 from ..sqnr import decibels
 from . import decisions, detection, items, sequences, signals, vectors
 from .metric import Decoder, Metric, Own

@@ -8,7 +8,8 @@ import numpy as np
 
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
-from ..classes import Array, Outputs, is_float
+from ....calibration.session import Array
+from ..classes import Outputs, is_float
 from ..labels import class_labels
 from ..transcripts import batch_first, blank_of, collapsed
 from .items import Items, items_of_entries

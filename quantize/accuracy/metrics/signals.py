@@ -8,7 +8,8 @@ import numpy as np
 
 from .... import RequantError
 from ....calibration.samples import Sample
-from ..classes import Array, Outputs, is_float
+from ....calibration.session import Array
+from ..classes import Outputs, is_float
 from .items import EXACT, Items, equal_items, fits, items_of_entries, no_fitting_output, numbers
 
 CLEAN = -20 * math.log10(EXACT)

@@ -6,7 +6,8 @@ import numpy as np
 
 from .... import RequantError
 from ....calibration.samples import DataError, Sample
-from ..classes import Array, Outputs
+from ....calibration.session import Array
+from ..classes import Outputs
 from ..labels import class_labels
 from .items import CHUNK, Items, equal_items, floats, items_of_entries
 

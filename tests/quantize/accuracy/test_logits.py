@@ -7,10 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.parser
 import onnx_ir as ir
@@ -18,6 +16,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant.calibration.samples import Sample
+from requant.calibration.session import Array
 from requant.quantize import compare_models, quantize_model
 from requant.quantize.accuracy.logits import logits_of, with_logits
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, accuracy_json, compare_outputs
@@ -25,8 +24,6 @@ from requant.quantize.accuracy.promise import hidden_outputs, promise
 from requant.quantize.accuracy.samples import WorstSample
 from requant.quantize.accuracy.verdict import accuracy_rows, answers_lost
 from requant.quantize.steps import judge as judging
-
-Array = npt.NDArray[Any]
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 

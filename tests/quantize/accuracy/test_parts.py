@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from requant.calibration.samples import Sample
-from requant.quantize.accuracy.classes import Array
+from requant.calibration.session import Array
 from requant.quantize.accuracy.outputs import compare_outputs
 from requant.quantize.accuracy.parts import balance, quiet_rows
 from requant.quantize.accuracy.promise import promise

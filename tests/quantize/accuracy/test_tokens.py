@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant.calibration.samples import Sample
-from requant.quantize.accuracy.classes import Array
+from requant.calibration.session import Array
 from requant.quantize.accuracy.outputs import compare_outputs
 from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.tokens import Divergence, divergence, token_scores

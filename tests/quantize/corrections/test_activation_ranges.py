@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.parser
 import pytest
@@ -16,12 +15,12 @@ from onnx import numpy_helper
 from requant.calibration import Histogram, Precision, mse
 from requant.calibration.ranges import auto
 from requant.calibration.rule_result import COHERENT, least_result_error
+from requant.calibration.session import Array
 from requant.quantize import Options
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
 
-Array = npt.NDArray[Any]
 Function = Callable[[Array], Array]
 
 

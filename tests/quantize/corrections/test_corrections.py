@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import pytest
@@ -18,7 +17,7 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 from requant import RequantError, UnknownNameError
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, compare_models, quantize_model
 from requant.quantize.corrections.adjust import find_adjustments
@@ -50,7 +49,6 @@ from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import quantize
 from requant.transforms.int8.weights import Adjustment
 
-Array = npt.NDArray[Any]
 Feeds = list[dict[str, Array]]
 EPS = float(np.finfo(np.float32).eps)
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import pytest
 
 from requant.calibration import session as sessions
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.corrections import layer_by_layer as walking
 from requant.quantize.corrections.adjust import find_adjustments
@@ -34,7 +33,6 @@ from requant.transforms.int8.ops import OPS
 from requant.transforms.int8.qparams import dequantize, quantize, quantize_bias
 from requant.transforms.int8.weights import Adjustment
 
-Array = npt.NDArray[Any]
 Feeds = list[dict[str, Array]]
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"

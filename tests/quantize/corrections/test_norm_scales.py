@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, compare_models, quantize_model
 from requant.quantize.corrections.norm_scales import (
     GREATEST_CHANGE,
@@ -31,7 +30,6 @@ from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.remake import Recipe, remake
 from requant.transforms.norm_scales import NormedChannels, find_normed
 
-Array = npt.NDArray[Any]
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[1, 8, 16, 16] x) => (float[1, 8, 16, 16] y) {
     [first] t = Conv <pads = [1, 1, 1, 1]> (x, w, b)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from requant.calibration.session import Array
 from requant.quantize.corrections import rounding
 from requant.quantize.corrections.layer_by_layer import Layer
 from requant.quantize.corrections.rounding import (
@@ -33,7 +33,6 @@ from requant.transforms.int8.qparams import QParams, Scheme, asymmetric_u8, quan
 from requant.transforms.int8.saturation import PAIR_LIMIT, pair_peak, relieve
 from requant.transforms.int8.weights import FloatWeights
 
-Array = npt.NDArray[Any]
 EPS = float(np.finfo(np.float32).eps)
 ZEROS = {"s8": np.asarray(0, np.int8), "u8": np.asarray(128, np.uint8)}
 Problem = tuple[Moments, Array, Array, QParams]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import pytest
 
 from requant import RequantError
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize.corrections.stream import Stream
 from requant.quantize.model.files import serialize
 
-Array = npt.NDArray[Any]
 Feeds = list[dict[str, Array]]
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 SAMPLES = 3

@@ -13,12 +13,12 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.transforms import REGISTRY
 
 from ...native import needs_library
-from .test_attention_operators import HEAD, Array, Feed, calls, wrapped
+from .test_attention_operators import HEAD, Feed, calls, wrapped
 from .test_attentions import FEW, defined, in_float
 
 BATCH, HEADS, DEPTH = 2, 6, 16

@@ -15,12 +15,11 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.backend.test.case import node as cases
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, Selection, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.model.types import add_types
@@ -36,7 +35,6 @@ from requant.transforms.patterns.attention import find_attention
 from ...native import needs_library
 from .test_attentions import defined
 
-Array = NDArray[Any]
 Feed = dict[str, Array]
 HEAD = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>'
 FOUR = "float[N,6,S,16] q, float[N,{kv},T,16] k, float[N,{kv},T,8] v"

@@ -17,11 +17,10 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, Selection, Strategy, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.library import VERSION, Kernels
@@ -35,7 +34,6 @@ from requant.transforms.patterns.attention import find_attention
 from ...native import FOUND, by_row, needs_library, wrap_attention
 
 pytestmark = needs_library
-Array = NDArray[Any]
 FEW = 4
 """The queries that are computed in float."""
 NO_SINK = np.asarray(-np.inf)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,11 +12,11 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN, RequantError
 from requant.calibration import open_session
+from requant.calibration.session import Array
 from requant.cli import main
 from requant.quantize import compile_model
 from requant.quantize.kernels import build
@@ -25,8 +24,6 @@ from requant.quantize.kernels.bake import bake_convolutions, bake_tables, is_dep
 from requant.quantize.kernels.library import VERSION, Kernels, kernels
 
 from ...native import FOUND, needs_library
-
-Array = NDArray[Any]
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
 SCALES: dict[str, Array] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +12,6 @@ import onnxruntime as ort
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
@@ -30,7 +28,6 @@ from requant.transforms.int8.qparams import BlockForm, Scheme
 from ...native import needs_library
 from .two_products import write_two_products
 
-Array = NDArray[Any]
 FOUND = kernels()
 IN_TILES = 32
 """From so many rows on, matrix tiles multiply in bf16."""

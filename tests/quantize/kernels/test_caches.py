@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,9 +14,8 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from requant.calibration.session import open_session, open_without_library
+from requant.calibration.session import Array, open_session, open_without_library
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.caches import wrap_caches
 from requant.transforms import REGISTRY
@@ -32,7 +30,6 @@ sys.path.insert(0, str(SAMPLES))
 graph_builder, language = (importlib.import_module(name) for name in ("graph_builder", "language"))
 sys.path.remove(str(SAMPLES))
 
-Array = NDArray[Any]
 Feed = dict[str, Array]
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
 PLACES = 64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -11,14 +10,14 @@ import onnx.parser
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import numpy_helper
+
+from requant.calibration.session import Array
 
 from ...native import needs_library
 from .flow import check_equal, native_operators, quantized
 from .test_native import session
 
-Array = NDArray[Any]
 pytestmark = needs_library
 
 

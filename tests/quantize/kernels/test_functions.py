@@ -13,10 +13,9 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.bent_lines import bent_lines_of
 from requant.quantize.kernels.chains import Chain, table_of
@@ -28,7 +27,6 @@ from ...native import needs_library, without_library
 from .test_native import patient, session
 from .test_wrap import model, outputs, with_library
 
-Array = NDArray[Any]
 RANDOM = np.random.default_rng(3)
 NEAR = 1e-3
 """Steps: lines in float32 differ by at most some roundings of 2**-24 of 4,000 steps."""

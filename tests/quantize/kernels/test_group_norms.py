@@ -15,9 +15,9 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from requant.calibration.session import Array
 from requant.quantize.options.selection import Selection
 from requant.transforms.graph import plain_shape
 from requant.transforms.patterns.group_norms import find_group_norm, group_norm_of
@@ -25,8 +25,6 @@ from requant.transforms.patterns.group_norms import find_group_norm, group_norm_
 from ...native import needs_library
 from .flow import check_alike, native_operators, quantized
 from .test_native import load, session, through_curve
-
-Array = NDArray[Any]
 
 NEAR = 1e-3
 """Steps: a result is one product and one sum in float32, each of at most 2^13 steps here, rounded by 2^-24 of it."""

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import OPERATORS
+from requant.calibration.session import OPERATORS, Array
 from requant.quantize.kernels.library import VERSION
 from requant.quantize.kernels.nodes import OMITTED
 
@@ -24,7 +23,6 @@ from .test_native import load
 
 pytestmark = needs_library
 
-Array = NDArray[Any]
 MOST = 2**31 - 1
 IMAGE = np.ones((1, 4, 4, 8), np.uint8)
 SCALE, ZERO, NONE = np.float32(0.1), np.uint8(0), np.zeros(0, np.float32)

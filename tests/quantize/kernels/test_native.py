@@ -19,16 +19,14 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import NATIVE_DOMAIN
+from requant.calibration.session import Array
 from requant.quantize.kernels.library import VERSION, Kernels, names_of
 from requant.quantize.kernels.nodes import OMITTED
 
 from ...native import FOUND, NOTHING, needs_library
-
-Array = NDArray[Any]
 
 pytestmark = needs_library
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,17 +13,16 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
+from requant.calibration.session import Array
 from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.kernels.normalizations import wrap_normalizations
 
 from ...native import FOUND, needs_library
 
 pytestmark = needs_library
-Array = NDArray[Any]
 
 
 def model(

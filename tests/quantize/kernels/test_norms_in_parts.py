@@ -11,10 +11,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from requant.calibration.session import Array
 from requant.quantize.kernels.normalizations import wrap_normalizations
 
 from ...native import needs_library
-from .test_normalizations import Array, model, run
+from .test_normalizations import model, run
 
 pytestmark = needs_library
 WIDTH = 8

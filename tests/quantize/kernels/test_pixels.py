@@ -12,7 +12,6 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from requant import NATIVE_DOMAIN
 from requant.calibration.session import open_session
@@ -21,7 +20,6 @@ from requant.quantize.kernels.pixels import wrap_pixels
 
 from ...native import needs_library
 
-Array = NDArray[Any]
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[N, {channels}, H, W] x) => ({result} y{more})
 <float s = {{{scale}}}, {zero_type} z = {{{zero}}}> {{

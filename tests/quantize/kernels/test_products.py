@@ -14,11 +14,10 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.products import wrap_products
 from requant.quantize.placement.rules import native_products_plan
@@ -27,7 +26,6 @@ from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 from ...native import needs_library
 from .two_products import write_two_products
 
-Array = NDArray[Any]
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
 GELU = """d = Div(a, root) e = Erf(d) u = Add(e, one) m = Mul(a, u) [gelu] y = Mul(m, half)"""
 TANH = """q = Mul(a, a) c = Mul(a, q) k = Mul(c, cubic) l = Add(a, k) f = Mul(l, rate) t = Tanh(f) u = Add(t, one)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,11 +15,10 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.gate.layers import layers_of
 from requant.quantize.kernels.recurrent import wrap_recurrent
@@ -34,7 +32,6 @@ from requant.transforms.int8.writer import Writer
 from ...native import by_row, needs_library
 
 pytestmark = needs_library
-Array = NDArray[Any]
 GATES = {"GRU": 3, "LSTM": 4}
 
 

@@ -14,16 +14,14 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from requant.calibration.session import Array
 from requant.transforms.patterns.resizes import NEAREST, POSITIONS, Resizing, find_resizing
 
 from ...native import needs_library
 from .flow import check_alike, check_equal, native_operators, quantized
 from .test_native import load, session
-
-Array = NDArray[Any]
 
 NEAR = 1e-3
 """Steps: values in float differ by at most some roundings of 255 steps, each of 2**-24 of it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,17 +13,15 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, Selection, Strategy, quantize_model
 from requant.quantize.kernels.rotaries import wrap_rotaries
 
 from ...native import needs_library
 
-Array = NDArray[Any]
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 PAIRS = """a = Gather <axis = -1> (x, zero) b = Gather <axis = -1> (x, one) p = Mul(a, c) q = Mul(b, s) d = Sub(p, q)
     u = Mul(a, s) v = Mul(c, b) t = Add(u, v) k = Unsqueeze(d, last) l = Unsqueeze(t, last)

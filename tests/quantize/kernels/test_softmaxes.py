@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,9 +13,9 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from requant import NATIVE_DOMAIN
+from requant.calibration.session import Array
 from requant.quantize import Options
 from requant.quantize.kernels.library import VERSION
 from requant.quantize.kernels.softmaxes import wrap_softmaxes
@@ -27,7 +26,6 @@ from ...native import needs_library
 from .test_native import load
 
 pytestmark = needs_library
-Array = NDArray[Any]
 
 
 def model(node: str, opset: int = 17, x: str = "float x", y: str = "float y") -> onnx.ModelProto:

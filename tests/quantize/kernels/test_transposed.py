@@ -13,16 +13,15 @@ import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from requant.calibration.session import Array
 from requant.transforms.patterns.conv_transposes import has_whole_strides
 
 from ...native import needs_library
 from .flow import check_alike, native_operators, quantized
 from .test_native import session
 
-Array = NDArray[Any]
 pytestmark = needs_library
 
 

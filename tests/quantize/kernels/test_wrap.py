@@ -16,11 +16,10 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN, RequantError
-from requant.calibration.session import OPERATORS, open_session
+from requant.calibration.session import OPERATORS, Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.curves import LARGEST
 from requant.quantize.kernels.library import kernels
@@ -32,7 +31,6 @@ from requant.transforms.int8.plan import Unit
 
 from ...native import needs_library, without_library
 
-Array = NDArray[Any]
 ROOT = Path(__file__).parents[3]
 DIGITS = ROOT / "sample_models/digits_mobile.onnx"
 DATA = f"{ROOT / 'sample_models/digits.npz'}:calib"

@@ -16,6 +16,7 @@ import pytest
 
 from requant import RequantError
 from requant.calibration import Sample, Serialized, fingerprint, observe, open_session, taps
+from requant.calibration.session import Array
 from requant.quantize.accuracy import pair
 from requant.quantize.accuracy.outputs import measure
 from requant.quantize.accuracy.pair import judge_pair, time_models, timing_note
@@ -35,8 +36,6 @@ from requant.quantize.runtime.profile import executed
 from requant.quantize.runtime.session import Runner
 from requant.transforms.graph import release
 from requant.transforms.merge_duplicate_nodes import merge_duplicate_nodes
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 # every place where a model may hold a tensor: the graph, a body, a node, a node and a body of a function
 TEXT = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,13 +12,13 @@ import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
 
+from requant.calibration.session import Array
 from requant.cli import main
 from requant.quantize import Options, quantize_model
 from requant.quantize.model.stored import stored_as_given
 from requant.quantize.steps.simplify import pipelines, simplify
 from requant.transforms.int8.existing import release_weights
 
-Array = np.ndarray[Any, np.dtype[Any]]
 WIDTH = 48
 RNG = np.random.default_rng(5)
 STORED = RNG.integers(-127, 128, (WIDTH, WIDTH), np.int8)

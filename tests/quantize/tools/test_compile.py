@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 from requant import RequantError
+from requant.calibration.session import Array
 from requant.cli import main
 from requant.quantize import compile_model
 from requant.quantize.model import files
@@ -29,7 +30,6 @@ from requant.quantize.tools.bench import compile as compiling
 from requant.quantize.tools.bench import compiled_times, probes
 from requant.quantize.tools.bench.probes import BLOCKED, CHANNELS, KEPT, NAME, WIDTH
 
-Array = np.ndarray[Any, np.dtype[Any]]
 FORMATS = (".onnx", ".ort")
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 

@@ -15,7 +15,6 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import RequantError
@@ -23,7 +22,7 @@ from requant.calibration import Sample
 from requant.calibration.histogram import Counter
 from requant.calibration.observations import Observations
 from requant.calibration.precision import Precision
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.calibration.sums import Channels, Runs
 from requant.cli import main
 from requant.quantize import Options, choose, measure_sensitivity
@@ -48,8 +47,6 @@ MODELS = ROOT / "sample_models"
 DATA = f"{MODELS / 'digits.npz'}"
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 CHANNELS, HUGE = 32, 1e4
-
-Array = NDArray[Any]
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """A GRU as integer products computes what the runtime's GRU computes, up to the noise of 8 bits."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -9,6 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from requant.calibration.session import Array
 from requant.transforms.graph import MS
 from requant.transforms.int8.gru_form import to_scan
 from requant.transforms.int8.qparams import Scheme
@@ -16,7 +15,6 @@ from requant.transforms.int8.units import units
 from requant.transforms.int8.weights import WeightWriter
 from requant.transforms.int8.writer import Writer
 
-Array = npt.NDArray[Any]
 STEPS, ITEMS, WIDTH, SIZE = 9, 4, 12, 16
 LEAST_DB = 28.0
 """8 bits leave 30 to 40 dB here; a wrong recurrence leaves less than 20 dB."""

@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.transforms.int8.joined_convs import find_sums
 from requant.transforms.int8.plan import Choice, Impl, Plan
@@ -32,7 +32,6 @@ net (float[N, {channels}, 8, 8] x) => (float[N, 16, rows, columns] y{more}) {{
     [sum] {end}
 }}"""
 CHANNELS = 6
-Array = np.ndarray[Any, Any]
 
 
 def model(

@@ -16,9 +16,9 @@ import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
 from click.testing import Result as CliResult
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from requant.calibration.session import Array
 from requant.cli import main
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.kernels import uint8_kernels
@@ -30,7 +30,6 @@ from requant.transforms.patterns.attention import GROUP_QUERY
 
 from ...native import needs_library
 
-Array = NDArray[Any]
 Feed = dict[str, Array]
 Allowed = Callable[..., dict[str, float]]
 Given = tuple[int, ...] | Array

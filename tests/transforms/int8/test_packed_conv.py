@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from requant.calibration.session import Array
 from requant.quantize.runtime.isa import detect
 from requant.quantize.runtime.profile import executed
 from requant.transforms import verify
@@ -24,7 +24,6 @@ from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import QParams, Scheme
 from requant.transforms.int8.units import units
 
-Array = npt.NDArray[Any]
 OUTPUTS = 6
 ZEROS = {"u8": np.asarray(113, np.uint8), "s8": np.asarray(-15, np.int8)}
 

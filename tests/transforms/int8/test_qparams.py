@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant import RequantError
+from requant.calibration.session import Array
 from requant.system.numbers import FLOAT_MAX
 from requant.transforms.functions import add_functions
 from requant.transforms.int8 import qparams
@@ -308,7 +309,6 @@ def test_only_the_channel_of_an_overflowing_bias_gets_a_coarser_scale() -> None:
 
 # ------------------------------------------------------------------------------------------------- block by block
 
-Array = npt.NDArray[Any]
 
 SHAPES = [(), (0,), (5,), (1, 1), (3, 0), (7, 5), (40, 3), (3, 40), (4, 3, 5), (2, 1, 3, 3), (5, 2, 3, 3), (1, 70, 2)]
 TARGETS = [np.int8, np.uint8, np.int32]

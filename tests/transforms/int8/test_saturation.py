@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from requant.calibration.session import Array
 from requant.transforms.int8 import saturation
 from requant.transforms.int8.qparams import QParams, Scheme, quantize, symmetric_s8
 from requant.transforms.int8.saturation import PAIR_LIMIT, pair_partners, pair_peak, relieve
-
-Array = npt.NDArray[Any]
 
 
 def accumulate(activations: Array, weights: Array) -> Array:
