@@ -121,7 +121,7 @@ def _check_unchanged(types: Collection[str], opset: int, newest: int) -> None:
             f"{runtime}, and the installed onnx {onnx.__version__} opset {known}: the model is of opset {opset}, which "
             "neither knows; install newer ones, or export the model with an older opset"
         )
-    changed = [op for op in types if not same_definition(op, "", (opset, newest))]
+    changed = [op for op in types if not same_definition(op, (opset, newest))]
     if changed:
         more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
         raise RequantError(
@@ -130,8 +130,8 @@ def _check_unchanged(types: Collection[str], opset: int, newest: int) -> None:
         )
 
 
-def same_definition(op_type: str, domain: str, versions: tuple[int, int]) -> bool:
-    """Return whether an operator has the same definition in two versions of its operator set.
+def same_definition(op_type: str, versions: tuple[int, int]) -> bool:
+    """Return whether a standard operator has the same definition in two versions of its operator set.
 
     It is the same if no new version of the operator lies between the two, or if the new versions changed the list of
     types only: all parameters, attributes and texts are equal word for word, texts except in `REWORDED`. The runtime
@@ -142,7 +142,7 @@ def same_definition(op_type: str, domain: str, versions: tuple[int, int]) -> boo
     first, last = REWORDED.get(op_type, (ANY, 0))
     reworded = first <= min(versions) and max(versions) <= last
     try:
-        one, other = (onnx.defs.get_schema(op_type, version, domain) for version in versions)
+        one, other = (onnx.defs.get_schema(op_type, version) for version in versions)
     except onnx.defs.SchemaError:
         return False
     return one.since_version == other.since_version or _definition(one, reworded) == _definition(other, reworded)

@@ -295,16 +295,11 @@ def types_of(copy: ir.Model, folder: Path | None, values: Mapping[str, ir.Value]
     if unknown:
         outputs = list(copy.graph.outputs)
         copy.graph.outputs.extend(unknown)
-        session = _open_copy(copy, folder, optimize=False, few=few)
+        session = _open(_serialized(copy, folder), _is_lean(copy, few=few), optimize=False)
         types |= {value.name: value.type for value in session.get_outputs() if value.name in values}
         copy.graph.outputs.clear()
         copy.graph.outputs.extend(outputs)
     return types
-
-
-def _open_copy(copy: ir.Model, folder: Path | None, *, optimize: bool = True, few: bool) -> InferenceSession:
-    """Open a session of a model in memory whose external data are in `folder`."""
-    return _open(_serialized(copy, folder), _is_lean(copy, few=few), optimize=optimize)
 
 
 def _is_lean(copy: ir.Model, *, few: bool) -> bool:

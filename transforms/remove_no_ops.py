@@ -161,13 +161,16 @@ def _ints(node: ir.Node, index: int) -> list[int] | None:
     return integers_of(node.inputs[index]) if len(node.inputs) > index else None
 
 
-def _ones(index: int, attribute: str = "") -> Rule:
-    """Return the rule of an operator that repeats or scales by the numbers in an input or attribute: all are 1."""
+def _ones(attribute: str = "") -> Rule:
+    """Return the rule of an operator that repeats or scales by the numbers in its second input, or in an attribute.
+
+    The operator does nothing where all of them are 1.
+    """
 
     def rule(node: ir.Node, known: Known) -> bool:
         if attribute and attribute in node.attributes:
             return all(number == 1 for number in node.attributes.get_floats(attribute, (0,)))
-        return len(node.inputs) == index + 1 and _holds(node.inputs[index], 1)
+        return len(node.inputs) == 2 and _holds(node.inputs[1], 1)
 
     return rule
 
@@ -215,8 +218,8 @@ RULES: dict[str, Rule] = {
     "Transpose": _in_order,
     **dict.fromkeys(("Reshape", "Flatten", "Expand", "Squeeze", "Unsqueeze"), _same_shape),
     "Slice": _whole,
-    "Tile": _ones(1),
-    "Upsample": _ones(1, "scales"),
+    "Tile": _ones(),
+    "Upsample": _ones("scales"),
     "Resize": _resized,
     "Pad": _no_pads,
     **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean"), _alone),

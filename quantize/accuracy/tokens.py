@@ -47,7 +47,12 @@ class Divergence:
     refused: frozenset[Pair] = frozenset()
 
     def with_sample(self, reference: Outputs, candidate: Outputs, sample: Sample) -> Divergence:
-        """Return the sums with those of one more sample; they stay as they are if it has no scores of tokens."""
+        """Return the sums with those of one more sample; they stay as they are if it has no scores of tokens.
+
+        Scores of tokens have the axes of an integer input of tokens (N, T), and a last axis (N, T, V) that is longer
+        than every token. Their distributions have peaks: the hidden states of an encoder of few symbols may have these
+        axes too.
+        """
         pairs = _pairs(reference, sample)
         refused = self.refused | {pair for pair, fits in pairs.items() if not fits}
         found = _scored(reference, [pair for pair in pairs if pair not in refused])
@@ -67,16 +72,6 @@ class Divergence:
         """
         known = any((tokens, self.output) not in self.refused for tokens in self.scored)
         return self.nats / self.predictions if known and self.predictions else None
-
-
-def token_scores(outputs: Outputs, sample: Sample) -> str | None:
-    """Return the first output that scores the next token; None if there is none.
-
-    It has the axes of an integer input of tokens (N, T), and a last axis (N, T, V) that is longer than every token. Its
-    distributions have peaks: the hidden states of an encoder of few symbols may have these axes too.
-    """
-    found = _scored(outputs, [pair for pair, fits in _pairs(outputs, sample).items() if fits])
-    return None if found is None else found[1]
 
 
 def _pairs(outputs: Outputs, sample: Sample) -> dict[Pair, bool]:

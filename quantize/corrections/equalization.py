@@ -35,7 +35,7 @@ ROOM = 1.125
 """A channel that is not clipped stays below the bound of a Clip by this factor, because other data may be larger."""
 
 
-def equalize_channels(job: Job, *, samples: int = SAMPLES) -> Job:
+def equalize_channels(job: Job) -> Job:
     """Return a job whose simplified model has its channels scaled for the least noise in integers.
 
     The names of nodes and tensors stay, so the plan stays valid. Tensors with ranges or QDQ pairs from the user are
@@ -48,7 +48,7 @@ def equalize_channels(job: Job, *, samples: int = SAMPLES) -> Job:
         return job
     model = job.simple.clone()
     usable = [group for group in groups(model) if not job.reserved.intersection(group.tensors)]
-    scales = choose(usable, observed(model, usable, job.source.samples(samples)), integer_nodes(job))
+    scales = choose(usable, observed(model, usable, job.source.samples(SAMPLES)), integer_nodes(job))
     if not scales:
         return job
     equalize(model, scales)

@@ -73,7 +73,7 @@ class Scales:
     gain: Floats
 
 
-def scale_before_norms(job: Job, *, samples: int = SAMPLES) -> Job:
+def scale_before_norms(job: Job) -> Job:
     """Return a job whose simplified model fills the ranges in front of normalizations of single channels.
 
     The names of nodes and tensors stay, so the plan stays valid. The job is returned as it is where nothing gains, and
@@ -91,7 +91,7 @@ def scale_before_norms(job: Job, *, samples: int = SAMPLES) -> Job:
         for each in find_normed(model)
         if node_name(each.conv) in integer and not job.reserved.intersection(each.produced.tensors)
     ]
-    seen = observed(model, usable, job.source.samples(samples)) if usable else {}
+    seen = observed(model, usable, job.source.samples(SAMPLES)) if usable else {}
     taken, count = names(model), 0
     for each in usable:
         scales = choose(each, seen[each.produced.tensor]) if each.produced.tensor in seen else None

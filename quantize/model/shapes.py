@@ -204,16 +204,15 @@ class Shaped:
     steps: Mapping[ir.Node, int | None]
 
 
-def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Shaped:
+def shaped(model: ir.Model, lengths: Lengths) -> Shaped:
     """Return a copy with inlined functions and with all types and shapes that can be inferred.
 
     Recorded shapes of inner tensors count only where inference finds none. Only small constants are read, because
-    shapes may be computed from them.
+    shapes may be computed from them. ONNX Runtime, which loads the model, infers the operators that onnx does not know.
 
     Args:
         model: The model; it does not change.
         lengths: Lengths of its inputs' free axes.
-        ask_runtime: Whether ONNX Runtime infers the operators that onnx does not know; it loads the model.
 
     Raises:
         RequantError: `lengths` does not fit the model.
@@ -237,7 +236,7 @@ def shaped(model: ir.Model, lengths: Lengths, *, ask_runtime: bool = True) -> Sh
             recorded[value] = ir.Shape([_length(axis, dims) for axis in axes])
             value.shape = None
     infer(copy)
-    changed = ask_runtime and _infer_with_runtime(copy)
+    changed = _infer_with_runtime(copy)
     for value, shape in recorded.items():
         finer = _finer(value.shape, shape)
         changed = changed or finer != value.shape

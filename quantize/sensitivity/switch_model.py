@@ -177,7 +177,6 @@ def tensor_switches(
     *,
     readers: Collection[str] | None = None,
     optimize: bool = True,
-    folder: Path | None = None,
 ) -> Switchboard:
     """Open a session with one switch, ``Switch("", name)``, per given tensor, in the main graph or in a body.
 
@@ -186,7 +185,6 @@ def tensor_switches(
         qparams: How each tensor is rounded.
         readers: The names of the nodes that read the rounded tensors; None for all, without those of a given choice.
         optimize: As for `switchboard`.
-        folder: A folder for large weights.
 
     Raises:
         RequantError: The runtime cannot load it.
@@ -201,7 +199,7 @@ def tensor_switches(
         taps[Switch("", name)] = Tap(value, uses, readers is None and is_computed_output(value), params)
     for index, (tap, wire) in enumerate(zip(taps.values(), wires_of(copy, len(taps)), strict=True)):
         insert_tap(tap, wire, f"requant_tap_{index}")
-    return _opened(copy, list(taps), {}, Plan((), {}), optimize=optimize, folder=folder)
+    return _opened(copy, list(taps), {}, Plan((), {}), optimize=optimize, folder=None)
 
 
 def constant_switches(model: ir.Model, constants: Constants, *, optimize: bool = True) -> Switchboard:

@@ -178,7 +178,7 @@ def test_a_written_model_is_not_newer_than_the_runtime(
 def test_a_definition_is_the_same_unless_more_than_its_types_changed(
     operator: str, versions: tuple[int, int], same: bool
 ) -> None:
-    assert same_definition(operator, "", versions) == same
+    assert same_definition(operator, versions) == same
 
 
 def test_a_function_of_an_unknown_opset_is_not_inlined() -> None:

@@ -12,7 +12,7 @@ from requant.calibration.samples import Sample
 from requant.calibration.session import Array
 from requant.quantize.accuracy.outputs import compare_outputs
 from requant.quantize.accuracy.promise import promise
-from requant.quantize.accuracy.tokens import Divergence, divergence, token_scores
+from requant.quantize.accuracy.tokens import Divergence, divergence
 
 TOKENS = np.array([[1, 5, 9, 3]], np.int64)
 VOCABULARY = 10
@@ -60,27 +60,25 @@ def test_a_probability_that_float16_cannot_hold_is_not_infinitely_wrong() -> Non
     [
         ({"ids": TOKENS}, (1, 4, VOCABULARY), "y"),
         ({"mask": np.ones((1, 4), np.int64), "ids": TOKENS}, (1, 4, VOCABULARY), "y"),
-        ({"ids": TOKENS}, (1, 4, 9), None),  # a token has no score
-        ({"ids": TOKENS}, (1, 5, VOCABULARY), None),
-        ({"ids": TOKENS}, (4, VOCABULARY), None),
-        ({"ids": TOKENS.astype(np.float32)}, (1, 4, VOCABULARY), None),
-        ({"ids": -TOKENS}, (1, 4, VOCABULARY), None),
-        ({"mask": np.ones((1, 4), np.int64)}, (1, 4, VOCABULARY), None),  # zeros and ones are a mask
+        ({"ids": TOKENS}, (1, 4, 9), ""),  # a token has no score
+        ({"ids": TOKENS}, (1, 5, VOCABULARY), ""),
+        ({"ids": TOKENS}, (4, VOCABULARY), ""),
+        ({"ids": TOKENS.astype(np.float32)}, (1, 4, VOCABULARY), ""),
+        ({"ids": -TOKENS}, (1, 4, VOCABULARY), ""),
+        ({"mask": np.ones((1, 4), np.int64)}, (1, 4, VOCABULARY), ""),  # zeros and ones are a mask
     ],
 )
-def test_scores_of_tokens_are_known_by_the_input(
-    feed: dict[str, Array], shape: tuple[int, ...], found: str | None
-) -> None:
+def test_scores_of_tokens_are_known_by_the_input(feed: dict[str, Array], shape: tuple[int, ...], found: str) -> None:
     scores = np.zeros(shape, np.float32)
     scores[..., 3] = 8
-    assert token_scores({"y": scores}, Sample(feed, None, "here")) == found
+    assert Divergence().with_sample({"y": scores}, {"y": scores}, Sample(feed, None, "here")).output == found
 
 
 @pytest.mark.parametrize("ended", [np.tanh, lambda x: (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)])
 def test_hidden_states_are_no_scores_of_tokens(ended: Callable[[Array], Array]) -> None:
     """An encoder of a few symbols has states as wide as a vocabulary."""
     states = ended(np.random.default_rng(0).normal(0, 3, (1, 4, 256)).astype(np.float32))
-    assert token_scores({"y": states}, Sample({"ids": TOKENS}, None, "here")) is None
+    assert Divergence().with_sample({"y": states}, {"y": states}, Sample({"ids": TOKENS}, None, "here")) == Divergence()
 
 
 @pytest.mark.parametrize(("noise", "kept"), [(0.05, True), (0.2, False)])
