@@ -17,7 +17,7 @@ from .rule_excess import error_of_ranges
 from .rule_search import Objective, Places, least
 from .session import Array
 
-ALONE, FINE = 256, 0.01
+COARSE, FINE = 256, 0.01
 """The coarse search has many places and the refinement is short, because the divergence jumps where the border of a
 level crosses a bin.
 """
@@ -68,7 +68,7 @@ def entropy(histogram: Histogram, precision: Precision) -> tuple[float, float]:
     # A level is at least as wide as a bin: log2(bins / levels) octaves. One more, because each end has its own factor.
     octaves = max(MAX_BINS.bit_length() - precision.bits, 1)
     exact, rough = (_objective(histogram, precision, errors) for errors in error_of_ranges(histogram, precision))
-    best = least(histogram, precision, exact, rough, Places(octaves, ALONE, FINE))
+    best = least(histogram, precision, exact, rough, Places(octaves, COARSE, FINE))
     return least_error(histogram, [best, (histogram.lo, histogram.hi)], precision)
 
 

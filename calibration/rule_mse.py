@@ -8,7 +8,7 @@ from .rule_error import check_given, least_error
 from .rule_excess import error_of_ranges
 from .rule_search import Places, least
 
-PLACES = Places(octaves=11.0, alone=128, fine=0.003)
+PLACES = Places(octaves=11.0, coarse=128, fine=0.003)
 """The ends reach down to about one bin of a histogram of 2048. They are 6 % apart in the coarse round and 0.2 % at the
 end.
 """

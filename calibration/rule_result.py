@@ -17,7 +17,7 @@ from .session import Array
 Function: TypeAlias = Callable[[Array], Array]
 """Maps float32 values of any shape to float32 results of the same shape, element by element."""
 
-PLACES = Places(octaves=7.0, alone=64, fine=0.02)
+PLACES = Places(octaves=7.0, coarse=64, fine=0.02)
 """The ends reach down to 1.5 steps of 256 levels. They are 8 % apart in the coarse round and 1.4 % at the end."""
 INSIDE = (0.25, 0.75)
 """The positions in a bin at which its values are assumed."""

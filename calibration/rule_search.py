@@ -33,12 +33,12 @@ class Places:
 
     Attributes:
         octaves: The extent of the coarse round, in octaves below the extremes.
-        alone: Places in the coarse round if one end or magnitude is free.
+        coarse: Places in the coarse round if one end or magnitude is free.
         fine: Refinement stops when places are closer than this number of octaves.
     """
 
     octaves: float
-    alone: int
+    coarse: int
     fine: float
 
 
@@ -92,7 +92,7 @@ def least(
     lo, hi = histogram.lo, histogram.hi
     best, value = (lo, hi), math.inf
     for family in _families(lo, hi, precision):
-        count = BOTH if family.axes == 2 else places.alone
+        count = BOTH if family.axes == 2 else places.coarse
         step = places.octaves / (count - 1)
         cuts = step * _grid(range(count), family.axes)
         promising = np.argsort(rough(*family.ends(np.exp2(-cuts), lo, hi)), kind="stable")[:FEW]

@@ -168,7 +168,7 @@ def _to_runtime_form(
     """
     node = nodes[unit.nodes[0]]
     if unit.op == "Conv" and values:
-        pack_pixels(node, values, writer, apart=plan.impl(unit) is Impl.U8_NATIVE)
+        pack_pixels(node, values, writer, computes_blocks=plan.impl(unit) is Impl.U8_NATIVE)
     elif OPS[unit.op].bare:
         lay_bare(node)
     elif unit.op == f"{MS}.Attention":

@@ -125,7 +125,7 @@ def _side_by_side(model: ir.Model, found: FoundAttention, shapes: Mapping[str, S
     if not join and not any(found.heads):
         return []
     tensors = zip(found.inputs[:FACTORS], found.orders, strict=False)
-    heads = [heads_of(model, value, order, shapes, alone=not join) for value, order in tensors]
+    heads = [heads_of(model, value, order, shapes, only_itself=not join) for value, order in tensors]
     whole = [each for each in heads if each is not None]
     if any(found.heads) and len(whole) == FACTORS:
         of_q, of_k = found.heads
@@ -195,7 +195,7 @@ def _of_heads(call: Call, found: FoundAttention, heads: Sequence[Heads]) -> Call
     """
     q, k, v = (each.places for each in heads)
     values: dict[str, int | list[int]] = {
-        "orders": [q.order, k.order, v.order, found.orders[-1] if q.apart else JOINED],
+        "orders": [q.order, k.order, v.order, found.orders[-1] if q.has_head_axis else JOINED],
         "heads": q.count,
         **({"shared_heads": k.count} if k.count != q.count else {}),
         "first": [q.first, k.first, v.first],

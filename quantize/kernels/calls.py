@@ -190,7 +190,7 @@ def _normalized(site: Site) -> Call | None:
     anchor = next(node for node in nodes if node.op_type in OPERATORS)
     kept = clipping([node for node in nodes if node.op_type in RELUS], site.quantize).get("table", np.arange(256))
     values = {"num_groups": found.groups, "epsilon": found.epsilon, "least": int(kept[0]), "most": int(kept[-1])}
-    attributes = {each.name: each for each in ir.convenience.convert_attributes(values)}
+    attributes = attributes_of(values)
     beside = ("least", "most") if "num_groups" in anchor.attributes else ("num_groups", "least", "most")
     return Call(
         "GroupNormalization",
@@ -292,7 +292,7 @@ def _sloped(site: Site) -> Call | None:
 
 
 def _find_chains(value: ir.Value, root: ir.Value, chains: dict[ir.Value, Chain], place: Place) -> None:
-    """Find what a tensor, and the tensors between it and `root`, are functions of, and add it to `chains`."""
+    """Add to `chains` those that compute a tensor, and the tensors between it and `root`, from uint8 tensors."""
     node, known = value.producer(), INTEGER.keys() | ELEMENTWISE | CHANNELWISE
     if value is root or value in chains or node is None or node.op_type not in known:
         return

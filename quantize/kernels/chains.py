@@ -26,13 +26,13 @@ INTEGER: Mapping[str, tuple[Mapping[int, int], int]] = {
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """What a tensor is a function of, element by element.
+    """Operators that compute a tensor from one uint8 tensor, element by element.
 
     Attributes:
         root: The uint8 tensor.
-        nodes: The nodes between the two, in order.
-        channels: How many functions it is: one for each channel, or one.
-        place: Where the channels are; None for one function of tensors of any shape.
+        nodes: The operators, in order; the last one computes the tensor.
+        channels: The number of functions: 1, or one for each channel.
+        place: The axis of the channels; None for one function of tensors of any shape.
     """
 
     root: ir.Value
@@ -42,12 +42,12 @@ class Chain:
 
 
 def chain_of(node: ir.Node, chains: Mapping[ir.Value, Chain], place: Place | None = None) -> Chain | None:
-    """Return what the result of a node is a function of; None if that is not one uint8 tensor.
+    """Return the chain whose last operator is a node; None if its result depends on no uint8 tensor, or on several.
 
     Args:
         node: The node.
-        chains: What its inputs are functions of, as far as they are.
-        place: Where the channels of the tensors are; None if that is unknown.
+        chains: The chains that compute its inputs, by input. Other inputs are constants or uint8.
+        place: The axis of the channels of the tensors; None if it is unknown.
     """
     zeros, _ = INTEGER.get(node.op_type, ({}, -1))
     counts = {1 if node.op_type in INTEGER else channels_of(node, place)}

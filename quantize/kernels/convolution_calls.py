@@ -38,7 +38,9 @@ def convolution_call(site: Site) -> Call | None:
     whole = replace(call, anchor=Anchor(anchor), values=values)
     x, w, *_ = (operands(pair) for pair in pairs)
     packing, packed, zeros, channels = packing_of(x[0]), constant(w[0]), constant(w[2]), site.shapes[0][1]
-    if packing is None or not packing.apart or packed is None or zeros is None or not isinstance(channels, int):
+    if packing is None or not packing.computes_blocks or packed is None or zeros is None:
+        return whole
+    if not isinstance(channels, int):
         return whole
     if packed.shape[1] != BLOCK**2 * channels:  # a SpaceToDepth of the user's model
         return whole

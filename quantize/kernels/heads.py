@@ -34,7 +34,7 @@ class Places:
         columns: The columns of each.
         first: The first column of the first head.
         step: The columns from the first one of a head to that of the next.
-        apart: Whether the tensor that attention reads has an axis for heads.
+        has_head_axis: Whether the tensor that attention reads has an axis for heads.
     """
 
     order: int
@@ -42,7 +42,7 @@ class Places:
     columns: int
     first: int
     step: int
-    apart: bool = True
+    has_head_axis: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Heads:
 
 
 def heads_of(
-    model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, Shape], *, alone: bool = False
+    model: ir.Model, value: ir.Value, order: int, shapes: Mapping[str, Shape], *, only_itself: bool = False
 ) -> Heads | None:
     """Return the tensor that holds the heads of a tensor side by side in its last axis; None if there is none.
 
@@ -79,12 +79,13 @@ def heads_of(
         value: The tensor that attention reads.
         order: The order of its axes.
         shapes: Shapes of the tensors by name.
-        alone: Whether it may only be the tensor itself.
+        only_itself: Whether only the tensor itself may hold them, with no operators between.
     """
-    for source, moves in reversed([*_sources(value, () if alone else MOVES)]):
+    for source, moves in reversed([*_sources(value, () if only_itself else MOVES)]):
         *outer, width = shapes.get(str(source.name)) or (None,)
         if len(outer) == len(FREE[0]) and isinstance(width, int):
-            places = _places(_alone(model, source, value, moves), outer, width, order) if moves else _single(width)
+            moved = _serialized_moves(model, source, value, moves) if moves else None
+            places = _single(width) if moved is None else _places(moved, outer, width, order)
             if places is not None:
                 return Heads(source, places, moves)
     return None
@@ -111,9 +112,9 @@ def fewer_heads(
         batch, heads, rows, columns = shape if axis == 1 else [shape[each] for each in HEADS]
         if not isinstance(heads, int) or not isinstance(columns, int):
             continue
-        alone = _alone(model, source, value, moves)
+        moved = _serialized_moves(model, source, value, moves)
         tried = [(one, heads, other) if axis == 1 else (one, other, heads) for one, other in _tried((batch, rows))]
-        if all(_repeats(alone, (*lengths, columns), axis) for lengths in tried):
+        if all(_repeats(moved, (*lengths, columns), axis) for lengths in tried):
             return source, moves
     return value, ()
 
@@ -130,7 +131,7 @@ def _sources(value: ir.Value, allowed: Collection[str]) -> Iterator[tuple[ir.Val
 
 def _single(width: int) -> Places:
     """Return where the head of a tensor without heads stands."""
-    return Places(ROWS_FIRST, count=1, columns=width, first=0, step=width, apart=False)
+    return Places(ROWS_FIRST, count=1, columns=width, first=0, step=width, has_head_axis=False)
 
 
 def _moves(node: ir.Node, allowed: Collection[str]) -> bool:
@@ -139,7 +140,7 @@ def _moves(node: ir.Node, allowed: Collection[str]) -> bool:
     return node.op_type in allowed and not node.domain and all(constant(value) is not None for value in others)
 
 
-def _alone(model: ir.Model, source: ir.Value, value: ir.Value, nodes: Sequence[ir.Node]) -> bytes:
+def _serialized_moves(model: ir.Model, source: ir.Value, value: ir.Value, nodes: Sequence[ir.Node]) -> bytes:
     """Return a model of some nodes, from ``x`` to ``y``, with int32 tensors."""
     axes = None if source.shape is None else [None] * len(source.shape)
     x, constants = ir.val("x", dtype=ir.DataType.INT32, shape=axes), Constants()
@@ -169,13 +170,13 @@ def _found(moves: bytes, lengths: tuple[int, ...], order: int) -> tuple[Places, 
     result = _moved(moves, _numbers(lengths))
     if result is None:
         return ()
-    apart = result.ndim == len(HEADS)
+    has_head_axis = result.ndim == len(HEADS)
     if result.ndim not in (len(lengths), len(HEADS)) or not result.size:
         return ()
-    result = result if apart else result[:, None]
+    result = result if has_head_axis else result[:, None]
     result = result.transpose(TO_HEADS_FIRST[order]) if order in TO_HEADS_FIRST else result
     found = (_side_by_side(result, lengths, order) for order in (ROWS_FIRST, BATCH_SECOND))
-    return tuple(replace(places, apart=apart) for places in found if places is not None)
+    return tuple(replace(places, has_head_axis=has_head_axis) for places in found if places is not None)
 
 
 @lru_cache(maxsize=256)

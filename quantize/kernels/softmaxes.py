@@ -18,8 +18,8 @@ MOST_CLASSES = 16
 """Of the last axis. The runtime computes longer rows in vectors too."""
 FEWEST_BESIDE = 16
 """Values behind another axis: so many are computed together."""
-ALONE = 13
-"""The opset from which on values along the axis alone belong together; before, those of all axes from there on."""
+BY_AXIS = 13
+"""The first opset whose Softmax normalizes along its axis alone; before, it normalized over all axes from there on."""
 
 
 def wrap_softmaxes(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
@@ -37,32 +37,32 @@ def wrap_softmaxes(model: ir.Model, shapes: Mapping[str, Shape]) -> int:
         model: A model.
         shapes: Shapes of the float tensors by name.
     """
-    calls, alone = {}, model.opset_imports.get("", 0) >= ALONE
+    calls, by_axis = {}, model.opset_imports.get("", 0) >= BY_AXIS
     for node in model.graph:
-        call = _call(node, shapes, alone=alone) if is_standard(node, "Softmax") else None
+        call = _call(node, shapes, by_axis=by_axis) if is_standard(node, "Softmax") else None
         if call is not None:
             calls[node.outputs[0]] = call
     return put_calls(model, calls)
 
 
-def _call(node: ir.Node, shapes: Mapping[str, Shape], *, alone: bool) -> Call | None:
+def _call(node: ir.Node, shapes: Mapping[str, Shape], *, by_axis: bool) -> Call | None:
     """Return the call of the operator for a softmax; None for one that the runtime computes as fast.
 
     Args:
         node: A Softmax.
         shapes: Shapes of the float tensors by name.
-        alone: Whether values along the axis alone belong together, and not those of all axes from there on.
+        by_axis: Whether a Softmax normalizes along its axis alone, not over all axes from there on.
     """
     (x,), y = node.inputs, node.outputs[0]
     shape = shapes.get(str(y.name))  # x may come from a DequantizeLinear
-    axis = node.attributes.get_int("axis", -1 if alone else 1)
+    axis = node.attributes.get_int("axis", -1 if by_axis else 1)
     if not shape or x is None or x.dtype not in (None, ir.DataType.FLOAT) or not -len(shape) <= axis < len(shape):
         return None
     classes, behind = shape[axis], shape[axis % len(shape) + 1 :]
     if not behind and not (isinstance(classes, int) and classes <= MOST_CLASSES):
         return None
     beside = [length for length in behind if isinstance(length, int)]
-    if behind and (not alone or (len(beside) == len(behind) and prod(beside) < FEWEST_BESIDE)):
+    if behind and (not by_axis or (len(beside) == len(behind) and prod(beside) < FEWEST_BESIDE)):
         return None
     attributes, name = {"axis": ir.AttrInt64("axis", axis)}, str(node.name)
     dq = x.producer()

@@ -40,24 +40,24 @@ class LayoutCosts:
         return read + sum(self.output.get(tensor, 0.0) for tensor in unit.outputs)
 
 
-def layout_costs(units: Iterable[Unit], shapes: Mapping[str, Shape], whole: Spent) -> LayoutCosts:
+def layout_costs(units: Iterable[Unit], shapes: Mapping[str, Shape], profile: Spent) -> LayoutCosts:
     """Share the changes of layout in a profile of the float model among its convolutions, by shapes.
 
     Args:
         units: The units of the model.
         shapes: Shapes by tensor, as far as they are known.
-        whole: The profile.
+        profile: The profile of the float model.
     """
     convs = [unit for unit in units if unit.op == "Conv" and unit.inputs]
     read = Counter(unit.inputs[0] for unit in convs)
     written = {tensor for unit in convs for tensor in unit.outputs}
-    return LayoutCosts(_shared(read, shapes, whole, INTO), _shared(written, shapes, whole, OUT_OF), read)
+    return LayoutCosts(_shared(read, shapes, profile, INTO), _shared(written, shapes, profile, OUT_OF), read)
 
 
-def _shared(tensors: Iterable[str], shapes: Mapping[str, Shape], whole: Spent, op: str) -> dict[str, float]:
+def _shared(tensors: Iterable[str], shapes: Mapping[str, Shape], profile: Spent, op: str) -> dict[str, float]:
     """Return each tensor's part of the time of one operator: tensors of one shape have equal parts."""
     took: dict[Shape, float] = defaultdict(float)
-    for (kernel, shape), microseconds in whole.turned.items():
+    for (kernel, shape), microseconds in profile.turned.items():
         if kernel == op:
             took[_blocked(shape)] += microseconds
     known = {tensor: _blocked(shapes[tensor]) for tensor in tensors if tensor in shapes}

@@ -123,12 +123,12 @@ def profile(
 
 def profile_float(bench: Bench, known: Measured) -> tuple[Spent | None, Measured]:
     """Return the time of the float model, None if the runtime does not run it, and a state with its layout costs."""
-    (whole,), known = profile(bench, known, [bench.job.float_source], turns=1)
-    if whole is None:
+    (float_profile,), known = profile(bench, known, [bench.job.float_source], turns=1)
+    if float_profile is None:
         return None, known
     space = known.prices.space
-    layouts = layout_costs(space.rules.units, space.shapes, whole)
-    return whole, replace(known, prices=replace(known.prices, layouts=layouts))
+    layouts = layout_costs(space.rules.units, space.shapes, float_profile)
+    return float_profile, replace(known, prices=replace(known.prices, layouts=layouts))
 
 
 def no_progress(done: int) -> None:

@@ -46,16 +46,16 @@ class Problem:
         items: The units.
         quantize: Microseconds of a QuantizeLinear of each tensor.
         dequantize: Microseconds of a DequantizeLinear of each tensor.
-        shown: The outputs of the model, which are read in float.
+        model_outputs: The outputs of the model, which are read in float.
     """
 
     items: Sequence[Item]
     quantize: Mapping[str, float]
     dequantize: Mapping[str, float]
-    shown: frozenset[str] = field(default_factory=frozenset)
+    model_outputs: frozenset[str] = field(default_factory=frozenset)
 
 
-def joined(problems: Sequence[Problem], weights: Sequence[float]) -> Problem:
+def weighted_sum(problems: Sequence[Problem], weights: Sequence[float]) -> Problem:
     """Return the problem whose costs are the weighted sums of the costs of problems with the same units and tensors.
 
     A unit has the implementations that it has in every problem.
@@ -70,7 +70,7 @@ def joined(problems: Sequence[Problem], weights: Sequence[float]) -> Problem:
         items,
         {tensor: math.fsum(w * each.quantize[tensor] for each, w in weighted) for tensor in first.quantize},
         {tensor: math.fsum(w * each.dequantize[tensor] for each, w in weighted) for tensor in first.dequantize},
-        first.shown,
+        first.model_outputs,
     )
 
 
@@ -84,7 +84,7 @@ def cheapest(problem: Problem) -> dict[str, Impl]:
     for item in problem.items:
         for tensor in item.inputs:
             readers[tensor].append(_input(item))
-    for tensor in problem.shown:
+    for tensor in problem.model_outputs:
         readers[tensor].append(None)
     for tensor, variables in readers.items():
         _add_tensor(graph, problem, tensor, written.get(tensor), variables)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Choice, Impl, Plan, Unit
 from .estimates import estimate
-from .min_cut import Item, Problem, cheapest, joined
+from .min_cut import Item, Problem, cheapest, weighted_sum
 from .pricing import (
     OTHER_FORMS,
     Prices,
@@ -53,7 +53,7 @@ def common_plan(every: Sequence[Prices], factor: float = 1.0) -> Plan:
     problems = [_problem(prices, factor) for prices in every]
     problem = problems[0]
     if len(every) > 1:
-        problem = joined(problems, [float_time(every[0]) / max(float_time(prices), LEAST_US) for prices in every])
+        problem = weighted_sum(problems, [float_time(every[0]) / max(float_time(prices), LEAST_US) for prices in every])
     chosen, space = cheapest(problem), every[0].space
     free = (unit for unit in space.rules.units if unit.name in space.keys)
     plan = space.rules.with_choices({unit.name: _choice(every, unit, chosen[unit.name], factor) for unit in free})

@@ -381,13 +381,13 @@ def _with_float(size: Size) -> Size:
 
     That is the price of noise, a share of the time of the float model, and the units that have no kernel of their own.
     """
-    whole, known = profile_float(size.bench, size.known)
-    if whole is None:
+    float_profile, known = profile_float(size.bench, size.known)
+    if float_profile is None:
         return replace(size, known=known, brief=True)
     job, keys = size.bench.job, known.prices.space.keys
-    prices = with_noise_price(known.prices, job, whole.total)
-    prices = replace(prices, absorbed=frozenset(keys.keys() - whole.units.keys()))
-    return replace(size, known=replace(known, prices=prices), brief=whole.total < 1e3 * LEAST_MS)
+    prices = with_noise_price(known.prices, job, float_profile.total)
+    prices = replace(prices, absorbed=frozenset(keys.keys() - float_profile.units.keys()))
+    return replace(size, known=replace(known, prices=prices), brief=float_profile.total < 1e3 * LEAST_MS)
 
 
 def _with_units(size: Size, candidates: dict[str, Candidate], tell: Callable[[int], None]) -> Size:

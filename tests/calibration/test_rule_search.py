@@ -48,7 +48,7 @@ def search(
     return found, exact.calls, estimate.calls
 
 
-COARSE = Places(octaves=3.0, alone=4, fine=2.0)
+COARSE = Places(octaves=3.0, coarse=4, fine=2.0)
 """Factors 1, 1/2, 1/4 and 1/8, without refinement."""
 
 
@@ -88,7 +88,7 @@ def test_both_ends_move_if_the_values_have_both_signs() -> None:
 
 
 def test_the_objective_is_computed_for_the_most_promising_ranges_and_the_extremes() -> None:
-    places = Places(octaves=63.0, alone=64, fine=2.0)
+    places = Places(octaves=63.0, coarse=64, fine=2.0)
     _, (coarse,), _ = search((0.0, 1.0), places, rough=lambda lo, hi: hi)
     assert coarse == [(0, 1), *((0, 0.5**i) for i in range(64 - FEW, 64))]
     found, _, _ = search((0.0, 1.0), places, rough=lambda lo, hi: hi, objective=lambda lo, hi: -hi)

@@ -49,11 +49,11 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What became of a sum.
+    """The units that compute a sum after its convolutions are joined.
 
     Attributes:
-        add: Name of the Add that was.
-        units: What computes the sum now, in execution order.
+        add: Name of the Add, which is no longer in the model.
+        units: The units, in execution order.
         inner: The tensors between them, each with the operand of the sum whose rows and columns it has, and its
             channels.
     """
@@ -66,15 +66,15 @@ class Joined:
 def with_joined(
     units: Sequence[Unit], shapes: Mapping[str, Shape], joined: Sequence[Joined]
 ) -> tuple[list[Unit], dict[str, Shape]]:
-    """Return units and shapes of tensors, with what became of sums in place of their Adds."""
-    became = {each.add: each.units for each in joined}
+    """Return units and shapes of tensors, with the units of joined sums in place of their Adds."""
+    units_of = {each.add: each.units for each in joined}
     inner = {
         name: (shapes[like][0], channels, *shapes[like][2:])
         for each in joined
         for name, (like, channels) in each.inner.items()
         if like in shapes
     }
-    return [each for unit in units for each in became.get(unit.nodes[0], (unit,))], {**shapes, **inner}
+    return [each for unit in units for each in units_of.get(unit.nodes[0], (unit,))], {**shapes, **inner}
 
 
 def find_sums(model: ir.Model, plan: Plan) -> tuple[Sum, ...]:
@@ -174,7 +174,7 @@ def _own_scale(node: ir.Node, scheme: Scheme, input_scale: float) -> Array:
 
 
 def join_convs(model: ir.Model, sums: Sequence[Sum], scheme: Scheme) -> list[Joined]:
-    """Join each pair of convolutions whose results are only added; return what became of the sums joined.
+    """Join each pair of convolutions whose results are only added; return the sums that were joined.
 
     Before:  y = Add(DequantizeLinear(QuantizeLinear(Conv(DequantizeLinear(a8), W, b))),
                      DequantizeLinear(QuantizeLinear(Conv(DequantizeLinear(c8), V, d), strides s)))
@@ -230,7 +230,7 @@ def _readers(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> Joined | None:
-    """Join one sum; return what became of it, None if it was not possible."""
+    """Join the convolutions of one sum; return None if it has another form now."""
     add = nodes[each.add]
     parts = [part for part in (_part(nodes.get(name), add) for name in each.convs) if part is not None]
     bias = _common_bias(parts) if len(parts) == 2 and add.op_type == "Add" else None
@@ -238,7 +238,7 @@ def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> Joined |
         return None
     first, stem, graph = parts[0], node_name(parts[0].conv), add.graph
     like = first.x if each.native else None
-    steps = [_every(part, writer, like) for part in parts]
+    steps = [_strided_pixels(part, writer, like) for part in parts]
     pixels = [part.x.inputs[0] if step is None else step.integers for part, step in zip(parts, steps, strict=True)]
     joined = _step("Concat", pixels, {"axis": 1}, f"{stem}/joined", add, writer, like)
     weights = _with_one_zero_point(parts)
@@ -251,7 +251,7 @@ def _joined(nodes: Mapping[str, ir.Node], each: Sum, writer: Writer) -> Joined |
     conv = ir.node("Conv", [dq.outputs[0] for dq in inputs], {"kernel_shape": [1, 1]}, name=writer.name(f"{stem}/sum"))
     replace_node(add, conv)
     remove_unread(operands)
-    return _became(each, steps, joined, conv, [int(each.shape[1]) for each in weights])
+    return _units_of_sum(each, steps, joined, conv, [int(each.shape[1]) for each in weights])
 
 
 def _with_one_zero_point(parts: Sequence[_Part]) -> list[Array]:
@@ -279,10 +279,10 @@ class _Step:
     integers: ir.Value
 
 
-def _every(part: _Part, writer: Writer, like: ir.Node | None) -> _Step | None:
-    """Insert the MaxPool of size 1 that takes the pixels which a convolution with strides reads; None without strides.
+def _strided_pixels(part: _Part, writer: Writer, like: ir.Node | None) -> _Step | None:
+    """Insert a MaxPool of size 1 with the strides of a convolution; it reads the pixels that the convolution reads.
 
-    Arguments are those of `_step`.
+    Return None for a convolution without strides. `writer` and `like` are those of `_step`.
     """
     strides = part.conv.attributes.get_ints("strides", (1, 1))
     if all(step == 1 for step in strides):
@@ -324,8 +324,18 @@ def _step(
     return _Step(node, behind[0].outputs[0] if behind else result)
 
 
-def _became(each: Sum, steps: Sequence[_Step | None], joined: _Step, conv: ir.Node, channels: Sequence[int]) -> Joined:
-    """Return what became of a sum; `channels` are those of the two inputs."""
+def _units_of_sum(
+    each: Sum, steps: Sequence[_Step | None], joined: _Step, conv: ir.Node, channels: Sequence[int]
+) -> Joined:
+    """Return the units that compute a joined sum.
+
+    Args:
+        each: The sum.
+        steps: The MaxPools in front of the Concat, by input; None for an input without one.
+        joined: The Concat.
+        conv: The joined convolution.
+        channels: The number of channels of each input.
+    """
     made, tensors, inner = [], [], {}
     for step, x, result, count in zip(steps, each.inputs, each.results, channels, strict=True):
         tensors.append(x if step is None else str(step.node.outputs[0].name))

@@ -53,14 +53,16 @@ def taps_of(kernel: int, begin: int, length: int, outputs: int) -> Taps | None:
     return Taps(blocks - first, within, count, (-first, end)) if first <= 0 <= end else None
 
 
-def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer, *, apart: bool = False) -> bool:
+def pack_pixels(
+    node: ir.Node, values: Mapping[str, ir.Value], writer: Writer, *, computes_blocks: bool = False
+) -> bool:
     """Make a convolution of stride 2 over few channels read blocks of 2x2 pixels; return whether it changed.
 
     Before:  x8 = QuantizeLinear(x (N, C, H, W));  y = Conv(DequantizeLinear(x8), DequantizeLinear(W8 (M, C, k, k)), b),
              strides [2, 2]
     After:   p8 = QuantizeLinear(SpaceToDepth(x) (N, 4C, H/2, W/2));  y = Conv(DequantizeLinear(p8),
              DequantizeLinear(W8' (M, 4C, k', k')), b), strides [1, 1]
-             apart: p8 = QuantizeLinear(SpaceToDepth(DequantizeLinear(x8)))
+             computes_blocks: p8 = QuantizeLinear(SpaceToDepth(DequantizeLinear(x8)))
     The result is exactly equal: the same integers are summed. The integer kernel gathers the channels of one pixel at
     a time, and gathering three channels takes most of its run time. With twelve channels the convolution takes 0.5 to
     0.7 times as long. The blocks are made in float: ONNX Runtime has no SpaceToDepth of uint8 before 1.28, and that of
@@ -71,7 +73,8 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer, *
         node: A Conv between DequantizeLinear and QuantizeLinear.
         values: The float tensors of the model by name, with shapes.
         writer: Adds names and constants.
-        apart: Whether the convolution computes the blocks itself, from x8: then it can become one native operator.
+        computes_blocks: Whether the convolution computes the blocks itself, from x8: then it can become one native
+            operator.
     """
     dq, weights = map(producer_of, node.inputs[:2])
     taps = _packed_taps(node, dq, weights, values)
@@ -85,7 +88,7 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer, *
     array = _packed(integers.numpy(), zero.numpy(), taps)
     packed = writer.initializer(graph, f"{integers.name}/packed", array)
     kernel = writer.like(weights, packed, f"{weights.name}/packed")
-    made = _packed_pixels(dq, x8, name, writer, apart=apart)
+    made = _packed_pixels(dq, x8, name, writer, computes_blocks=computes_blocks)
     graph.insert_before(node, [*made, kernel])
     node.replace_input_with(0, made[-1].outputs[0])
     node.replace_input_with(1, kernel.outputs[0])
@@ -100,15 +103,16 @@ def pack_pixels(node: ir.Node, values: Mapping[str, ir.Value], writer: Writer, *
     return True
 
 
-def _packed_pixels(dq: ir.Node, x8: ir.Value, name: str, writer: Writer, *, apart: bool) -> list[ir.Node]:
+def _packed_pixels(dq: ir.Node, x8: ir.Value, name: str, writer: Writer, *, computes_blocks: bool) -> list[ir.Node]:
     """Return the nodes that make blocks of pixels, quantized and dequantized; they are in no graph yet."""
     quantizes = x8.producer()
     assert quantizes is not None  # `_packed_taps` has found it
-    whole = [writer.like(dq, x8, f"{dq.name}/pixels")] if apart else []
-    pixels = whole[0].outputs[0] if apart else quantizes.inputs[0]
+    whole = [writer.like(dq, x8, f"{dq.name}/pixels")] if computes_blocks else []
+    pixels = whole[0].outputs[0] if computes_blocks else quantizes.inputs[0]
     blocks = ir.node("SpaceToDepth", [pixels], {"blocksize": BLOCK}, name=writer.name(f"{name}/blocks"))
     blocks.outputs[0].name, blocks.outputs[0].dtype = writer.name(f"{name}/blocks_output"), ir.DataType.FLOAT
-    again = writer.like(dq if apart else quantizes, blocks.outputs[0], f"{name}/blocks/quantize", op="QuantizeLinear")
+    like = dq if computes_blocks else quantizes
+    again = writer.like(like, blocks.outputs[0], f"{name}/blocks/quantize", op="QuantizeLinear")
     return [*whole, blocks, again, writer.like(dq, again.outputs[0], f"{dq.name}/packed")]
 
 
@@ -126,7 +130,7 @@ class Packing(NamedTuple):
     nodes: tuple[ir.Node, ...]
 
     @property
-    def apart(self) -> bool:
+    def computes_blocks(self) -> bool:
         """Whether the convolution computes the blocks itself, from the uint8 tensor."""
         return self.nodes[0] is not self.blocks
 

@@ -58,8 +58,8 @@ def pair_peak(stored: Array, channel_axis: int, *, group: int = 1) -> Array:
     return peak
 
 
-def relieve(params: QParams, weights: Array, channel_axis: int, *, group: int = 1) -> QParams:
-    """Return `params` with higher scales for the channels that can saturate, so that no channel can.
+def prevent_saturation(params: QParams, weights: Array, channel_axis: int, *, group: int = 1) -> QParams:
+    """Return `params` with higher scales for the channels whose sums can saturate, so that no sum saturates.
 
     Each raised scale is the smallest float32 scale at which all pairs of the channel have ``|w0 + w1| <= 128`` after
     rounding by `qparams.quantize`. A per-tensor scale is raised to that of the worst channel.

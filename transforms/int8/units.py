@@ -127,12 +127,14 @@ def _unit(nodes: list[ir.Node], anchor: ir.Node, inputs: Iterable[ir.Value | Non
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield the inputs of a graph and the results of its nodes, in execution order."""
     yield from graph.inputs
     for node in graph:
         yield from node.outputs
 
 
 def _read_outside(value: ir.Value, nodes: list[ir.Node]) -> bool:
+    """Whether another node than these reads a tensor."""
     return any(use.node not in nodes for use in value.uses())
 
 

@@ -16,7 +16,7 @@ from .block_weights import Blocked, in_blocks
 from .ops import OPS, Op
 from .plan import Unit
 from .qparams import Array, BlockForm, QParams, fit_bias, quantize, quantize_bias
-from .saturation import even_channels, relieve
+from .saturation import even_channels, prevent_saturation
 from .writer import Writer
 
 WeightParams = Callable[[Array, "int | None"], QParams]
@@ -155,9 +155,9 @@ class WeightWriter:
         """Return parameters with which no sum of two products exceeds 16 bits; unchanged if the target adds exactly."""
         if self.exact or OPS[unit.op].native_u8:  # native operators add in 32 bits
             return params
-        lower = relieve(params, array, channel_axis, group=group)
+        lower = prevent_saturation(params, array, channel_axis, group=group)
         if self.portable and unit.op == "Conv":
-            lower = relieve(lower, even_channels(array), channel_axis, group=group)
+            lower = prevent_saturation(lower, even_channels(array), channel_axis, group=group)
         changed = int(np.count_nonzero(lower.scale != params.scale))
         if changed:
             self.relieved[unit.name] = self.relieved.get(unit.name, 0) + changed  # an LSTM has two matrices

@@ -30,7 +30,7 @@ from requant.quantize.corrections.rounding import (
 )
 from requant.transforms.int8.plan import Unit
 from requant.transforms.int8.qparams import QParams, Scheme, asymmetric_u8, quantize
-from requant.transforms.int8.saturation import PAIR_LIMIT, pair_peak, relieve
+from requant.transforms.int8.saturation import PAIR_LIMIT, pair_peak, prevent_saturation
 from requant.transforms.int8.weights import FloatWeights
 
 EPS = float(np.finfo(np.float32).eps)
@@ -378,7 +378,7 @@ def test_no_sum_of_two_products_exceeds_16_bits(kind: str) -> None:
     op, _, attributes = LAYERS[kind]
     one, inputs, axis = layer(kind, seed=SATURATES)
     channels, groups = one.weights.params.axis or 0, attributes.get("group", 1)
-    params = relieve(one.weights.params, one.weights.array, channels, group=groups)
+    params = prevent_saturation(one.weights.params, one.weights.array, channels, group=groups)
     one = replace(one, weights=replace(one.weights, params=params))
     found, free = learn_rounding(one, shifted=False, exact=False), learn_rounding(one, shifted=False)
     assert found is not None

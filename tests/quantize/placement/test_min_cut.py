@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from requant.quantize.placement.min_cut import Item, Problem, _domains, cheapest, joined
+from requant.quantize.placement.min_cut import Item, Problem, _domains, cheapest, weighted_sum
 from requant.transforms.int8.plan import Impl
 
 FORMS = (
@@ -31,7 +31,7 @@ def total(problem: Problem, chosen: Mapping[str, Impl]) -> float:
     """Return the cost of a placement, in microseconds."""
     written = {t: _domains(chosen[item.name])[1] for item in problem.items for t in item.outputs}
     read: dict[str, set[int]] = defaultdict(set)
-    for tensor in problem.shown:
+    for tensor in problem.model_outputs:
         read[tensor].add(0)
     for item in problem.items:
         for tensor in item.inputs:
@@ -186,8 +186,8 @@ def test_joined_problems_cost_the_weighted_sum(problem: Problem, data: st.DataOb
         items.append(Item(item.name, item.inputs, item.outputs, {impl: data.draw(QUARTERS) for impl in forms}))
     tensors = [*problem.quantize]
     prices = [{tensor: data.draw(QUARTERS) for tensor in tensors} for _ in range(2)]
-    other = Problem(items, prices[0], prices[1], problem.shown)
-    both = joined([problem, other], [1.0, 2.0])
+    other = Problem(items, prices[0], prices[1], problem.model_outputs)
+    both = weighted_sum([problem, other], [1.0, 2.0])
     assert [set(item.costs) for item in both.items] == [set(item.costs) for item in items]
     sums = [total(problem, chosen) + 2 * total(other, chosen) for chosen in every(both)]
     assert [total(both, chosen) for chosen in every(both)] == sums

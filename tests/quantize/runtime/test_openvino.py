@@ -39,7 +39,7 @@ from requant.quantize.runtime.runtimes import STOCK, runtime_named
 from requant.transforms.int8.plan import Unit
 from requant.transforms.int8.qparams import quantize as rounded
 from requant.transforms.int8.qparams import symmetric_s8
-from requant.transforms.int8.saturation import PAIR_LIMIT, even_channels, pair_peak, relieve
+from requant.transforms.int8.saturation import PAIR_LIMIT, even_channels, pair_peak, prevent_saturation
 
 pytest.importorskip("openvino")
 DIGITS = Path(__file__).parents[3] / "sample_models"
@@ -360,12 +360,14 @@ def test_convolutions_of_three_channels_do_not_saturate_there() -> None:
     weights[:, 0] = 1.0  # with the weight of the tap before it, the third channel: a pair in ONNX Runtime alone
     weights[:, 1, :, 0] = 1.0
     params = symmetric_s8(weights, 0)
-    known = relieve(params, weights, 0)
+    known = prevent_saturation(params, weights, 0)
     assert not (pair_peak(rounded(weights, known), 0) > PAIR_LIMIT).any()
     assert (pair_peak(even_channels(rounded(weights, known)), 0) <= 128).all()
     only_there = np.zeros((4, 3, 1, 2), np.float32)
     only_there[:, :2, :, 1] = 1.0  # in ONNX Runtime the second one is with the third of the same tap
-    raised = relieve(relieve(symmetric_s8(only_there, 0), only_there, 0), even_channels(only_there), 0)
+    raised = prevent_saturation(
+        prevent_saturation(symmetric_s8(only_there, 0), only_there, 0), even_channels(only_there), 0
+    )
     assert (pair_peak(even_channels(rounded(only_there, raised)), 0) <= 128).all()
     assert even_channels(np.ones((8, 1, 3, 3))).shape == (8, 1, 3, 3)
 

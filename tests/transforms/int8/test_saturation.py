@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from requant.calibration.session import Array
 from requant.transforms.int8 import saturation
 from requant.transforms.int8.qparams import QParams, Scheme, quantize, symmetric_s8
-from requant.transforms.int8.saturation import PAIR_LIMIT, pair_partners, pair_peak, relieve
+from requant.transforms.int8.saturation import PAIR_LIMIT, pair_partners, pair_peak, prevent_saturation
 
 
 def accumulate(activations: Array, weights: Array) -> Array:
@@ -145,7 +145,7 @@ def test_depthwise_convolutions_do_not_saturate(channels: int) -> None:
     weights = np.full((channels, 1, 3, 3), 127, np.int8)
     assert not (pair_peak(weights, 0, group=channels) > PAIR_LIMIT).any()
     params = symmetric_s8(weights, 0)
-    assert relieve(params, weights.astype(np.float32), 0, group=channels) is params
+    assert prevent_saturation(params, weights.astype(np.float32), 0, group=channels) is params
 
 
 def test_by_default_a_convolution_has_one_group() -> None:
@@ -158,14 +158,14 @@ def test_by_default_a_convolution_has_one_group() -> None:
     )
     for weights in (one, two):
         params = symmetric_s8(weights.astype(np.float32), 0)
-        assert (relieve(params, weights.astype(np.float32), 0) is params) == (weights is one)
+        assert (prevent_saturation(params, weights.astype(np.float32), 0) is params) == (weights is one)
 
 
 def test_uint8_weights_do_not_saturate() -> None:
     weights = np.full((4, 2), 1, np.float32)
     params = Scheme(weight="u8").weight_params(weights, 1)
     assert not (pair_peak(quantize(weights, params), 1) > PAIR_LIMIT).any()
-    assert relieve(params, weights, 1) is params
+    assert prevent_saturation(params, weights, 1) is params
 
 
 @st.composite
@@ -190,7 +190,7 @@ def test_relieved_weights_saturate_nowhere_and_lose_the_least(layout: str, matri
     weights, axis, group = arranged(matrix, layout)
     params = symmetric_s8(weights, axis if per_channel else None)
     before = pair_peak(quantize(weights, params), axis, group=group) > PAIR_LIMIT
-    relieved = relieve(params, weights, axis, group=group)
+    relieved = prevent_saturation(params, weights, axis, group=group)
     stored = quantize(weights, relieved)
     assert not (pair_peak(stored, axis, group=group) > PAIR_LIMIT).any()
     assert (relieved.axis, relieved.scale.shape) == (params.axis, params.scale.shape)
@@ -211,14 +211,14 @@ def test_relieved_weights_saturate_nowhere_and_lose_the_least(layout: str, matri
 
 @given(matrix=float_matrices(), factor=st.floats(1, 4, width=32))
 def test_a_scale_that_is_raised_further_stays_without_saturation(matrix: Array, factor: float) -> None:
-    relieved = relieve(symmetric_s8(matrix, 1), matrix, 1)
+    relieved = prevent_saturation(symmetric_s8(matrix, 1), matrix, 1)
     coarser = QParams(scale=relieved.scale * np.float32(factor), zero_point=relieved.zero_point, axis=1)
     assert not (pair_peak(quantize(matrix, coarser), 1) > PAIR_LIMIT).any()
 
 
 @given(matrix=float_matrices(), seed=st.integers(0, 2**31))
 def test_sums_of_relieved_weights_are_exact(matrix: Array, seed: int) -> None:
-    stored = quantize(matrix, relieve(symmetric_s8(matrix, 1), matrix, 1))
+    stored = quantize(matrix, prevent_saturation(symmetric_s8(matrix, 1), matrix, 1))
     inputs = np.random.default_rng(seed).integers(0, 256, (50, len(matrix)), np.uint8)
     inputs = np.concatenate([inputs, worst_inputs(len(matrix))])
     assert (accumulate(inputs, stored) == multiply(inputs, stored)).all()
@@ -232,24 +232,24 @@ def test_parts_change_nothing(layout: str, block: int, monkeypatch: pytest.Monke
     for channel in (axis, None):
         params = symmetric_s8(weights, channel)
         stored = quantize(weights, params)
-        whole = relieve(params, weights, axis, group=group).scale, pair_peak(stored, axis, group=group)
+        whole = prevent_saturation(params, weights, axis, group=group).scale, pair_peak(stored, axis, group=group)
         with monkeypatch.context() as patch:
             patch.setattr(saturation, "BLOCK", block)
-            parts = relieve(params, weights, axis, group=group).scale, pair_peak(stored, axis, group=group)
+            parts = prevent_saturation(params, weights, axis, group=group).scale, pair_peak(stored, axis, group=group)
         assert all(a.tobytes() == b.tobytes() for a, b in zip(whole, parts, strict=True))
 
 
 def test_scales_that_clip_are_raised_too() -> None:
     weights = np.array([[10, 1], [10, 1], [1, 1]], np.float32)
     params = QParams(scale=np.array([0.01, 1], np.float32), zero_point=np.zeros(2, np.int8), axis=1)
-    relieved = relieve(params, weights, 1)
+    relieved = prevent_saturation(params, weights, 1)
     assert relieved.scale[0] == pytest.approx(10 / 64.5, rel=1e-6)  # 64 and 64: half to even
     assert relieved.scale[1] == 1
 
 
 def test_the_largest_float32_weights_overflow_nothing() -> None:
     weights = np.full((2, 1), np.finfo(np.float32).max, np.float32)
-    relieved = relieve(symmetric_s8(weights, 1), weights, 1)
+    relieved = prevent_saturation(symmetric_s8(weights, 1), weights, 1)
     assert quantize(weights, relieved).tolist() == [[64], [64]]
 
 
@@ -258,4 +258,4 @@ def test_no_weights_do_not_saturate(shape: tuple[int, ...], axis: int) -> None:
     assert not (pair_peak(np.zeros(shape, np.int8), axis) > PAIR_LIMIT).any()
     for channel in (axis, None):
         params = symmetric_s8(np.zeros(shape, np.float32), channel)
-        assert relieve(params, np.zeros(shape, np.float32), axis) is params
+        assert prevent_saturation(params, np.zeros(shape, np.float32), axis) is params
