@@ -95,7 +95,7 @@ def _by_rows(node: ir.Node, index: int, unit: Unit, impl: Impl, writer: WeightWr
     rows = array.reshape(-1, array.shape[-1])
     params = writer.params(rows, 0)
     if impl is Impl.DYNAMIC:
-        params = writer.within(unit, rows, params, 0)
+        params = writer.without_saturation(unit, rows, params, 0)
     return dequantize(quantize(rows, params), params).reshape(array.shape)
 
 

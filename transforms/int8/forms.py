@@ -39,7 +39,7 @@ def to_dynamic(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
     array = weights.array(node, 1)
     if node.attributes.get_int("transB", 0):
         array = np.ascontiguousarray(array.T)
-    params = weights.within(unit, array, weights.params(array, 1), -1)
+    params = weights.without_saturation(unit, array, weights.params(array, 1), -1)
     inputs = [node.inputs[0], *weights.store(node, 1, quantize(array, params), params)]
     bias = weights.bias_row(node)
     inputs += [] if bias is None else [bias]
@@ -64,7 +64,7 @@ def _dynamic_lstm(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
         array = weights.array(node, index)
         directions, gates, _ = array.shape
         rows = array.reshape(directions * gates, -1)
-        params = weights.within(unit, rows, weights.params(rows, 0), 0)
+        params = weights.without_saturation(unit, rows, weights.params(rows, 0), 0)
         stored = quantize(rows, params).reshape(array.shape).transpose(0, 2, 1)
         shape = (directions, gates)
         by_gate = QParams(scale=params.scale.reshape(shape), zero_point=params.zero_point.reshape(shape))

@@ -65,7 +65,7 @@ class _Code:
 
     def product(self, x: ir.Value, matrix: Array, bias: Array | None, what: str) -> ir.Value:
         """Append a product by int8 weights (K, N), with a bias (N,); ranges of `x` are found at run time."""
-        params = self.weights.within(self.unit, matrix, self.weights.params(matrix, 1), -1)
+        params = self.weights.without_saturation(self.unit, matrix, self.weights.params(matrix, 1), -1)
         parts = ((what, quantize(matrix, params)), (f"{what}_scale", params.scale), (f"{what}_zero", params.zero_point))
         inputs = [self.constant(array, name) for name, array in parts]
         added = None if bias is None else self.constant(bias, f"{what}_bias")

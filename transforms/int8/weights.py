@@ -65,7 +65,7 @@ class WeightWriter:
         adjusted: By unit, weights and corrections that override rounding to nearest and `means`.
         exact: Whether the target adds products in 32 bits. If not, channels that can saturate 16 bits lose range.
         portable: Whether the target may be another runtime, whose convolutions add other pairs.
-        relieved: By unit, the number of channels that lost range; filled by `within`.
+        relieved: By unit, the number of channels that lost range; filled by `without_saturation`.
         shifted: Units whose int8 weights have the zero point -1.
         blocks: The form of weights in blocks.
     """
@@ -115,7 +115,7 @@ class WeightWriter:
             params = fit_bias(params, bias, input_scale)
         if (least := self.adjusted.get(unit.name, Adjustment()).least) is not None:
             params = replace(params, scale=np.maximum(params.scale, least))
-        params = self.within(unit, array, params, OPS[unit.op].channel_axis(node), _group(node))
+        params = self.without_saturation(unit, array, params, OPS[unit.op].channel_axis(node), _group(node))
         return FloatWeights(array, params, bias)
 
     def blocked(self, node: ir.Node, unit: Unit) -> Blocked:
@@ -151,7 +151,9 @@ class WeightWriter:
                 stored[key, part] = self.writer.initializer(graph, f"{source.name}/{part}", values)
         return [stored[key, part] for part, _ in parts]
 
-    def within(self, unit: Unit, array: Array, params: QParams, channel_axis: int, group: int = 1) -> QParams:
+    def without_saturation(
+        self, unit: Unit, array: Array, params: QParams, channel_axis: int, group: int = 1
+    ) -> QParams:
         """Return parameters with which no sum of two products exceeds 16 bits; unchanged if the target adds exactly."""
         if self.exact or OPS[unit.op].native_u8:  # native operators add in 32 bits
             return params
