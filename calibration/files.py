@@ -452,6 +452,6 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 
 
 def _store(file: BinaryIO) -> None:
-    """Bring what was written to the disk."""
+    """Write the buffered data to the disk."""
     file.flush()
     os.fsync(file.fileno())

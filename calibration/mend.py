@@ -1,6 +1,6 @@
-"""Write what onnx-ir, onnx's checker or this project cannot read in another way, before they read a model.
+"""Rewrite the parts of a model that onnx-ir, onnx's checker or this project cannot read.
 
-ONNX Runtime runs the models that are mended here, with the same results.
+ONNX Runtime runs these models as they are, and gives the same results before and after.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .messages import STANDARD, bodies, with_inner
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc")
 """Domains that ONNX Runtime imports by itself."""
 MOST_DENSE, MOST_TIMES = 2**26, 2**10
-"""A sparse tensor may need so many bytes, or so many times its own size, when it is dense."""
+"""The most bytes of a sparse tensor that is made dense, and the most times of its own size. The larger limit counts."""
 
 
 def mend(proto: onnx.ModelProto, path: str | os.PathLike[str] = "the model") -> None:

@@ -28,9 +28,9 @@ LENGTHS = {(1, 0): "<H", (2, 0): "<I"}
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """The compressions of ``numpy.savez`` and ``numpy.savez_compressed``. `zipfile` can limit what these give at once."""
 DEFLATE = 1032
-"""DEFLATE gives at most so many bytes for one: 258 bytes for a match of two bits, https://zlib.net/zlib_tech.html."""
+"""The most bytes that DEFLATE makes of one byte: 258 for a match of two bits, https://zlib.net/zlib_tech.html."""
 RATIO, FREE = 100, 2**26
-"""All arrays together, and a sample of one, may have so many bytes for one in the file, or so many bytes."""
+"""The most bytes for each compressed byte, and the bytes that are always allowed: of all arrays, and of one sample."""
 PARSER = threading.Lock()
 """One thread at a time parses a header: Python 3.11 raises SystemError where two threads evaluate literals
 (https://github.com/python/cpython/issues/106905)."""

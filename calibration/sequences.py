@@ -18,7 +18,7 @@ ROOM = 2**28
 STRETCH = 32
 """The fewest steps of a sequence to pick, if there are as many."""
 AHEAD, LEAST_AHEAD = 4, 1024
-"""Where the number of samples is unknown, samples are picked among so many times their number, and among so many."""
+"""If the number of samples is unknown, n of them are picked among the first `AHEAD` * n, at least `LEAST_AHEAD`."""
 
 Run = Callable[[Sequence[str], Feed, str], Mapping[str, Array]]
 """Runs the float model: the names of the outputs, the inputs, and the beginning of an error message."""

@@ -12,10 +12,10 @@ from .graph import MS, constant, nodes_by_name
 from .inference import inferred
 from .int8.block_forms import to_blocks
 from .int8.forms import (
-    lay_bare,
     lookups_of,
     store_weights,
     to_dynamic,
+    to_integer_move,
     to_lookup,
     to_native,
     to_qattention,
@@ -170,7 +170,7 @@ def _to_runtime_form(
     if unit.op == "Conv" and values:
         pack_pixels(node, values, writer, computes_blocks=plan.impl(unit) is Impl.U8_NATIVE)
     elif OPS[unit.op].bare:
-        lay_bare(node)
+        to_integer_move(node)
     elif unit.op == f"{MS}.Attention":
         to_qattention(node)
     elif unit.op == "MatMul" and plan.impl(unit) is Impl.U8_FLOAT:

@@ -251,7 +251,7 @@ def _concat(site: Site) -> Call | None:
 
 
 def _requantized(pair: ir.Node, quantize_node: ir.Node) -> Array:
-    """Return what a QuantizeLinear makes of the 256 values of a DequantizeLinear: uint8 (256,)."""
+    """Return the results of a QuantizeLinear for the 256 values of a DequantizeLinear: uint8 (256,)."""
     before, after = (parameters_of(node) for node in (pair, quantize_node))
     return quantize(dequantize(np.arange(256, dtype=np.uint8), before), after)
 

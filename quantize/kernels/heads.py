@@ -60,7 +60,7 @@ class Heads:
     nodes: tuple[ir.Node, ...]
 
     def divided(self, count: int) -> Heads:
-        """Return a single head as so many heads side by side; they stay one in the result."""
+        """Return a single head as `count` heads side by side; they stay one in the result."""
         columns = self.places.columns // count
         return replace(self, places=replace(self.places, count=count, columns=columns, step=columns))
 

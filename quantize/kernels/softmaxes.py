@@ -17,7 +17,7 @@ from .wrap import put_calls
 MOST_CLASSES = 16
 """Of the last axis. The runtime computes longer rows in vectors too."""
 FEWEST_BESIDE = 16
-"""Values behind another axis: so many are computed together."""
+"""The fewest values behind another axis; they are computed together."""
 BY_AXIS = 13
 """The first opset whose Softmax normalizes along its axis alone; before, it normalized over all axes from there on."""
 

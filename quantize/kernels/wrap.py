@@ -162,7 +162,7 @@ def _read_inside(end: ir.Value, call: Call) -> bool:
 
 
 def _joined(model: ir.Model, first: Call, end: ir.Value, call: Call, *, exact: bool) -> Call | None:
-    """Return a convolution or a group norm and what reads its result as one call; None if they stay two.
+    """Return one call for a convolution or a group norm and the unit behind it; None if there is no such call.
 
     Args:
         model: The model.
@@ -385,7 +385,7 @@ def _no_constant(_: ir.TensorProtocol) -> ir.Value:
 
 
 def _in_nhwc(x: ir.Value, shape: Shape, place: ir.Node, name: str, taken: set[str]) -> ir.Value:
-    """Return a tensor in NHWC: what the call before computed, or a Transpose before `place`.
+    """Return a tensor in NHWC: the result of the call that computes it, or that of a new Transpose before `place`.
 
     Args:
         x: The tensor in NCHW.

@@ -44,7 +44,7 @@ def absorbers_of(facts: Facts, plan: Plan, forms: Mapping[str, tuple[Impl, ...]]
 
 
 def unrounded(plan: Plan, absorbers: Mapping[str, Unit]) -> set[str]:
-    """Return the tensors that a plan does not round: those between a native convolution and what it absorbs."""
+    """Return the tensors that a plan does not round: those between a native convolution and an absorbed unit."""
     native = {unit.name for unit in plan.units if plan.impl(unit) is Impl.U8_NATIVE}
     return {first.outputs[0] for name, first in absorbers.items() if {name, first.name} <= native}
 

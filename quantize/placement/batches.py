@@ -23,7 +23,7 @@ CLOCK = "gains less than the error of the clock, and has more noise"
 """Why a plan with less time is not chosen."""
 
 PRICED = ", with the price of its noise"
-"""What is said besides where noise costs time: the gain is less than that of the times that are shown."""
+"""The end of a reason where noise has a price: with it, the gain is less than the difference of the shown times."""
 CLOCK_PRICED = f"gains less than the error of the clock{PRICED}"
 
 Times = Mapping[str, float]

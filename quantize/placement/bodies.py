@@ -21,9 +21,9 @@ SECONDS = 1.0
 
 
 def integers_in_bodies(job: Job) -> bool:
-    """Return whether units in the bodies of control flow may compute in integers: what they cost is not known.
+    """Return whether units in the bodies of control flow may compute in integers.
 
-    Units that only move values are none of them: PyTorch writes a squeeze as an If.
+    The costs of such units are not known. Units that only move values do not count: PyTorch writes a squeeze as an If.
     """
     inside, plan = _names_in_bodies(job.simple), job.all_int8_plan
     units = (unit for unit in plan.units if unit.op not in MOVES and plan.impl(unit) is not Impl.FLOAT)

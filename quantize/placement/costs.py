@@ -79,12 +79,12 @@ class _File:
 
 def path_of(machine: Machine) -> Path:
     """Return the cache file of a machine's costs. Another library of native operators has another file."""
-    return folder() / f"costs-{machine.key}{_mark_of(OPERATORS)}.json"
+    return folder() / f"costs-{machine.key}{_suffix_of(OPERATORS)}.json"
 
 
 @cache
-def _mark_of(library: Path) -> str:
-    """Return what tells a library from others, for the name of a file; empty if there is none."""
+def _suffix_of(library: Path) -> str:
+    """Return a suffix for the names of files that identifies a library by its content; empty if there is none."""
     try:
         return f"-{hashlib.sha256(library.read_bytes()).hexdigest()[:8]}"
     except OSError:

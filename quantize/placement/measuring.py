@@ -207,7 +207,7 @@ def _with_costs(known: Measured, spent: Spent | None, impls: Mapping[str, Impl])
 
 
 def _with_joined(known: Measured, spent: Spent | None) -> Measured:
-    """Return a state in which a unit that a native convolution absorbs costs what the convolution then takes longer.
+    """Return a state with the costs of units that native convolutions absorb: the time by which these take longer.
 
     Args:
         known: The state, with the costs of each unit alone.

@@ -69,7 +69,7 @@ class Noises:
 
     @cached_property
     def _between(self) -> frozenset[str]:
-        """The tensors between a convolution and what it may absorb."""
+        """The tensors between a convolution and the unit that it may absorb."""
         return frozenset(each.outputs[0] for each in self.absorbers.values())
 
     @cached_property
@@ -112,7 +112,7 @@ class Noises:
         return self.of_tensor(tensor) if tensor in self._between else 0.0
 
     def _rounded(self, plan: Plan, tensor: str) -> Iterator[str]:
-        """Yield what a plan rounds for a uint8 tensor: the tensor, or the inputs of the Concat that copies them."""
+        """Yield the tensors that a plan rounds for a uint8 tensor: itself, or the inputs of a Concat that writes it."""
         inputs = self.joined.get(tensor, ()) if tensor in plan.produced_u8 else ()
         if not inputs or any(plan.root(each) != plan.root(tensor) for each in inputs):
             yield tensor

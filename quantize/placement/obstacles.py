@@ -272,7 +272,7 @@ def _extension_obstacle(kernel: Kernel, facts: Facts) -> Reason:
 
 
 def _harm_obstacle(unit: Unit, facts: Facts, form: Impl) -> Reason:
-    """Return why rounding what a unit reads at run time would ruin an output; `NONE` without evidence of that."""
+    """Return why rounding the inputs of a unit at run time would ruin an output; `NONE` without evidence of that."""
     harmed = facts.harmed_by.get(form, {})
     harm = next((harmed[tensor] for tensor in unit.rounded if tensor in harmed), "")
     return why.KEPT_FLOAT.about(harm) if harm else NONE

@@ -367,7 +367,7 @@ def _native_or_stock(
 
 
 def _tell(job: Job, total: int, before: int, done: int = 0) -> None:
-    """Report the progress of the measurements: what was done before, and the number of plans since then."""
+    """Report the progress of the measurements: `before` plans, and `done` more, of `total` are measured."""
     job.progress("measure costs", before + done, total)
 
 
@@ -377,9 +377,9 @@ def _tag(size: Size, sizes: Sequence[Size]) -> str:
 
 
 def _with_float(size: Size) -> Size:
-    """Profile the float model at a batch size; return the size with what follows from the profile.
+    """Profile the float model at a batch size; return the size with the price of noise and the absorbed units.
 
-    That is the price of noise, a share of the time of the float model, and the units that have no kernel of their own.
+    The price is a share of the time of the float model. Absorbed units are those without a kernel of their own.
     """
     float_profile, known = profile_float(size.bench, size.known)
     if float_profile is None:

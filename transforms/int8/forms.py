@@ -249,7 +249,7 @@ def to_lookup(node: ir.Node, writer: Writer) -> None:
     remove_if_unread(dq)
 
 
-def lay_bare(node: ir.Node) -> None:
+def to_integer_move(node: ir.Node) -> None:
     """Make an operator that moves values read and write integers, and remove the pairs around it.
 
     Before:  y8 = QuantizeLinear(Pad(DequantizeLinear(x8), pads)), with equal scales and zero points

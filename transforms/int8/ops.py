@@ -36,7 +36,7 @@ GROUP_NORM = "group norm"
 SLOPED = "sloped"
 """The name of a PRelu of two parts, ``Relu(x) + Clip(x, max=0) * slopes``; see `slopes.find_sloped`."""
 ATTENTIONS = frozenset({ATTENTION, GROUP_QUERY})
-"""Units without weights that native operators compute from float to float: the body is what was there."""
+"""Units without weights that native operators compute from float to float; the body has the nodes of the unit."""
 CLIP_TAKES_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
 GEMM_NEEDS_NO_C = 11  # the opset from which a Gemm may have no C
 

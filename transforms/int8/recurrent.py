@@ -17,10 +17,10 @@ ACTIVATIONS = {"GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 STATES = {"GRU": 1, "LSTM": 2}
 """How many states an operator has: h, and the cell of an LSTM. Each is an input, and an output behind all steps."""
 FEW_INPUTS = 4
-"""A state with so many times the values of the input, or more, has an input that stays float in the native form.
+"""The native form multiplies the input in float if the state has at least this many times its values.
 
-Its product is a fifth of all products, or less, and is computed for all steps at once. Such an input is mostly a
-spectrogram, whose rows have a few large values: in integers the small ones keep few steps.
+The product of the input is a fifth of all products, or less, and is computed for all steps at once. Such an input is
+mostly a spectrogram, whose rows have a few large values: in integers the small ones keep few steps.
 """
 
 

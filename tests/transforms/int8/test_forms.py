@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.transforms.int8.forms import lay_bare
+from requant.transforms.int8.forms import to_integer_move
 from requant.transforms.int8.runtime_workarounds import move_signed_pairs, pad_every_axis
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'
@@ -50,7 +50,7 @@ def test_a_pad_of_bytes_has_no_float_value(mode: str) -> None:
     x = {"x": np.array([[-1, 0, 1, 2]], np.float32)}
     before = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, x)
     pad = next(node for node in model.graph if node.op_type == "Pad")
-    lay_bare(pad)
+    to_integer_move(pad)
     (after,) = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, x)
     assert [node.op_type for node in model.graph] == ["QuantizeLinear", "Pad", "DequantizeLinear"]
     expected = before[0] if mode != "constant" else np.where([[1, 0, 0, 0, 0, 1]], 0, before[0])
