@@ -44,7 +44,7 @@ from .reasons import (
     WRITTEN,
 )
 
-FUSED_EVERYWHERE = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
+INTEGER_EVERYWHERE = frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"})
 """Operators that every runtime computes in integers, besides products and operators that move values."""
 ALL_INT8 = (Impl.U8, Impl.U8_FLOAT, Impl.DYNAMIC, Impl.BLOCK, Impl.U8_NATIVE)
 """The forms of a plan with every unit in integers, the preferred ones first."""
@@ -314,7 +314,7 @@ def _fixed_float(unit: Unit, facts: Facts) -> Reason:
         return OLD_SCAN
     if row.kind == "float" and not (row.stores or row.dynamic or row.native or row.native_u8):
         return float_reason(unit.op)
-    if facts.portable and row.kind == "arith" and unit.op not in FUSED_EVERYWHERE:
+    if facts.portable and row.kind == "arith" and unit.op not in INTEGER_EVERYWHERE:
         return FUSED_ELSEWHERE
     if row.kind == "compute" and not unit.inputs:
         return OPERAND_CONSTANT

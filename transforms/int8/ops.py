@@ -93,14 +93,17 @@ def _gemm_channels(node: Node) -> int:
 
 
 def _same(name: str, **facts: object) -> Op:
+    """Return the row of a standard operator that moves or selects values, also in uint8."""
     return Op(kind="same", u8=("", name), **facts)  # type: ignore[arg-type]
 
 
 def _arith(kernel: str, **facts: object) -> Op:
+    """Return the row of an operator with an integer kernel of com.microsoft, without weights."""
     return Op(kind="arith", u8=(MS, kernel), **facts)  # type: ignore[arg-type]
 
 
 def _float(why: Reason, **facts: object) -> Op:
+    """Return the row of an operator that stays float, at least with static ranges."""
     return Op(kind="float", activations=None, why=why, **facts)  # type: ignore[arg-type]
 
 

@@ -23,6 +23,7 @@ def equal_parameters(one: Sequence[ir.Value | None], other: Sequence[ir.Value | 
 
 
 def _equal(a: ir.TensorProtocol | None, b: ir.TensorProtocol | None) -> bool:
+    """Whether two constants have the same type and values."""
     return a is not None and b is not None and a.dtype == b.dtype and np.array_equal(a.numpy(), b.numpy())
 
 
