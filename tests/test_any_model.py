@@ -413,8 +413,10 @@ def test_names_of_calls_and_of_nodes_in_functions_exclude(tmp_path: Path, name: 
         ),
         (Selection(strategies={"conv": Strategy.DYNAMIC}), "a Conv cannot be dynamic; it can be: static, weight-only"),
         (Selection(exclude_nodes=frozenset({"conf"})), "no node named 'conf'; did you mean 'conv'"),
+        (Selection(exclude_nodes=frozenset({"onv*"})), r"no node named 'onv\*'; did you mean 'conv'"),
+        (Selection(strategies={"c*": Strategy.STATIC}), r"no node named 'c\*'"),
     ],
-    ids=["function", "call", "form", "name"],
+    ids=["function", "call", "form", "name", "pattern", "pattern with a strategy"],
 )
 def test_what_cannot_be_chosen_is_refused_before_anything_runs(
     tmp_path: Path, selection: Selection, message: str
@@ -600,15 +602,17 @@ def test_weights_that_are_not_finite_stay_float(tmp_path: Path, place: str, valu
     assert reasons(result)["down"].endswith(" not finite")
 
 
-def test_only_nodes_of_the_function_bear_its_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["conv", "c*v", "*conv*"])
+def test_only_nodes_of_the_function_bear_its_names(tmp_path: Path, name: str) -> None:
     body = f"""g (float[N,16,8,8] x) => (float[N,16,8,8] y) {{ [call] a = my.Block(x, w)  [other] y = Conv{PADS}(a, w1) }}
     <domain: "my", opset_import: ["" : 17]> Block (t, k) => (r) {{ [conv] r = Conv{PADS}(t, k) }}"""
     model = written(tmp_path, body, w=(16, 16, 3, 3), w1=(16, 16, 3, 3))
     proto = onnx.load(model)
     proto.graph.node[1].name = "native/conv"
     onnx.save(proto, model)
-    result = quantized(model, images(1, 16, 8, 8), selection=Selection(exclude_nodes=frozenset({"conv"})))
-    assert reasons(result) == {"call/conv": "excluded by name"}
+    result = quantized(model, images(1, 16, 8, 8), selection=Selection(exclude_nodes=frozenset({name})))
+    excluded = ["call/conv"] if name != "*conv*" else ["call/conv", "native/conv"]
+    assert reasons(result) == dict.fromkeys(excluded, "excluded by name")
 
 
 @pytest.mark.parametrize(

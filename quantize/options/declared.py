@@ -179,7 +179,7 @@ INT8 = (
         more="[default: those of --effort]",
     ),
     Option("format", Kind.TEXT, "QDQ pairs, or fused QLinear operators", "output", default="qdq", choices=FORMATS),
-    Option("exclude_nodes", Kind.NAMES, "Nodes that stay float.", metavar="A,B"),
+    Option("exclude_nodes", Kind.NAMES, "Nodes that stay float; 'head*' names several.", metavar="A,B"),
     Option("exclude_ops", Kind.NAMES, "Operator types that stay float.", metavar="A,B"),
     Option("include_ops", Kind.NAMES, "The only operator types that may become int8.", metavar="A,B"),
     Option(

@@ -31,7 +31,7 @@ def result_of(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: st
         format=job.options.format,
         calibration=job.supply.calibration if job.static else "",
         ranges=job.supply.description,
-        data="" if job.judging is None else job.judging.description,
+        data=_data(job, trial.accuracy.samples),
         int8_nodes=sum(len(u.nodes) for u in plan.units) - sum(len(u.nodes) for u in floats),
         forms=_forms(plan),
         mac_share_int8=integer_share(kernels),
@@ -54,6 +54,15 @@ def result_of(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: st
         promise=promise_of(job, trial.accuracy) if job.judged and trial.accuracy.samples else None,
         notes=notes_on(job, trial, kernels, size),
     )
+
+
+def _data(job: Job, judged: int) -> str:
+    """Return the name of the data on which models are compared, with their number of samples if fewer are judged."""
+    source = job.judging
+    if source is None:
+        return ""
+    several = source.picked is None and source.length is not None and source.length > judged
+    return f"{source.description} ({source.length} samples)" if several else source.description
 
 
 def _float_nodes(job: Job, plan: Plan, kernels: Sequence[KernelRun]) -> tuple[FloatNode, ...]:

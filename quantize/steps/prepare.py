@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.identity import fingerprint
+from ...calibration.identity import fingerprint, listed
 from ...calibration.newer import lower
 from ...calibration.session import open_session
 from ...calibration.sources import DataSource
@@ -263,13 +263,13 @@ def _plan(model: ir.Model, selection: Selection, types: Mapping[str, str], reque
 
 
 def _folded(model: ir.Model, selection: Selection, types: Mapping[str, str]) -> list[str]:
-    """Return a note for each excluded node that is no longer in the simplified model."""
+    """Return a note of the excluded nodes that are no longer in the simplified model; no note without any."""
     gone = sorted(set(types) - set(nodes_by_name(model)))
-    return [
-        f"{types[name]} {name!r} is excluded, but was folded into its neighbours by simplification"
-        for name in gone
-        if name in selection.exclude_nodes or types[name] in selection.exclude_ops
-    ]
+    excluded = [name for name in gone if selection.names(name) or types[name] in selection.exclude_ops]
+    if not excluded:
+        return []
+    told = f"{types[excluded[0]]} {excluded[0]!r} is" if len(excluded) == 1 else f"{listed(excluded)} are"
+    return [f"{told} excluded, but folded into other nodes by simplification"]
 
 
 def _unmeasured(reference: Reference, *, judged: bool) -> list[str]:

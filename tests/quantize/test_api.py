@@ -18,6 +18,7 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.calibration import load_ranges
+from requant.calibration.session import FEW
 from requant.quantize import (
     Options,
     Result,
@@ -30,6 +31,7 @@ from requant.quantize import (
 )
 from requant.quantize.model import files as model_files
 from requant.quantize.model.writing import save_model
+from requant.quantize.placement import runs
 from requant.quantize.placement.runs import MOST_SAMPLES
 from requant.transforms import METADATA_KEY, parse
 
@@ -666,14 +668,27 @@ def test_what_was_excluded_by_a_type_that_simplifying_changes_stays_float(tmp_pa
 
 
 @pytest.mark.usefixtures("int8_wins")
-def test_an_excluded_node_that_is_folded_away_is_told(tmp_path: Path) -> None:
+def test_samples_that_do_not_judge_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "RUNNING", 0.0)
+    text = HEAD + "net (float[N,16,8,8] x) => (float[N,16,8,8] y) { y = Conv(x, w) }"
+    path = save(tmp_path / "net.onnx", text, w=weights(16, 16, 1, 1))
+    result = quantize_model(path, feeds(10, x=(1, 16, 8, 8)), tmp_path / "out.onnx", Options(seconds=0))
+    assert result.samples == FEW
+    assert f"{FEW} samples of a list of feeds (10 samples)" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("bn", "Mul 'bn' is excluded, but folded"), ("*", "'bn' is excluded, but"), ("b*n", "'bn' is")]
+)
+@pytest.mark.usefixtures("int8_wins")
+def test_an_excluded_node_that_is_folded_away_is_told(tmp_path: Path, name: str, told: str) -> None:
     text = HEAD + "net (float[N,16,8,8] x) => (float[N,16,8,8] y) {\n[c] a = Conv(x, w)\n[bn] y = Mul(a, s)\n}"
     scales = np.linspace(1, 2, 16, dtype=np.float32).reshape(16, 1, 1)
     path = save(tmp_path / "net.onnx", text, w=weights(16, 16, 1, 1), s=scales)
-    options = Options(selection=Selection(exclude_nodes=frozenset({"bn"})), seconds=0)
+    options = Options(selection=Selection(exclude_nodes=frozenset({name})), seconds=0)
     result = quantize_model(path, feeds(x=(1, 16, 8, 8)), tmp_path / "out.onnx", options)
-    (note,) = result.notes
-    assert "'bn' is excluded, but was folded" in note
+    assert told in result.notes[0]
+    assert bool(result.int8_nodes) == (name != "*")
 
 
 @pytest.mark.usefixtures("int8_wins")
