@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +16,25 @@ import onnx
 import onnx_ir as ir
 from onnx.helper import get_node_attr_value
 
-from .graph import known_shape, own_values
+from .graph import MS, known_shape, own_values
 
 APART = 1000  # bytes; onnx does not need larger initializers
 LONGEST = 2**22  # elements of a tensor of one axis whose values onnx may propagate
 HEADROOM = 2**30  # bytes that onnx may need more than the process has
+BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+SKIPPED = (0, 3)  # the results of a SkipLayerNormalization that are tensors of its form: the norm and the sum
+ALIKE: Mapping[tuple[str, str], tuple[int, ...]] = {
+    ("", "GroupNormalization"): (0,),
+    ("", "SimplifiedLayerNormalization"): (0,),
+    (MS, "BiasGelu"): (0,),
+    (MS, "FastGelu"): (0,),
+    (MS, "Gelu"): (0,),
+    (MS, "QuickGelu"): (0,),
+    (MS, "RotaryEmbedding"): (0,),
+    (MS, "SkipLayerNormalization"): SKIPPED,
+    (MS, "SkipSimplifiedLayerNormalization"): SKIPPED,
+}
+"""Operators, by domain and type, of which onnx infers nothing, and their results with the type and shape of input 0."""
 
 
 def infer(model: ir.Model) -> None:
@@ -38,9 +52,9 @@ def outputs_of(model: ir.Model) -> list[ir.Value]:
 def stand_ins(model: ir.Model) -> dict[ir.Value, ir.Value]:
     """Return a new value for each value of the model and its bodies, with the type and the shape that onnx can infer.
 
-    A new value has no producer, no readers and no tensor. A type or a shape that onnx cannot infer, for instance behind
-    a node of an unknown domain, is that of `model`. `model` itself does not change, because a transform without
-    rewrites must leave it as it is.
+    A new value has no producer, no readers and no tensor. Operators of `ALIKE` pass on what they read. A type or a
+    shape that onnx cannot infer, for instance behind a node of an unknown domain, is that of `model`. `model` itself
+    does not change, because a transform without rewrites must leave it as it is.
     """
     try:
         inferred = _inferred(_message(model))
@@ -123,14 +137,16 @@ def _stand_in(value: ir.Value, known: onnx.ValueInfoProto | None) -> ir.Value:
 
 
 def _pairs(graph: ir.Graph, message: onnx.GraphProto) -> Iterator[tuple[ir.Graph, onnx.GraphProto]]:
-    """Yield a graph and its bodies, each with its message."""
+    """Yield a graph and its bodies, each with its message; nodes without bodies may differ."""
     yield graph, message
-    for place, node in enumerate(graph):
+    nodes = [node for node in graph if any(each.type in BODIES for each in node.attributes.values())]
+    others = [node for node in message.node if any(each.type in BODIES for each in node.attribute)]
+    for node, other in zip(nodes, others, strict=True):
         for attribute in node.attributes.values():
             if attribute.type is ir.AttributeType.GRAPH:
-                yield from _pairs(attribute.as_graph(), get_node_attr_value(message.node[place], attribute.name))
+                yield from _pairs(attribute.as_graph(), get_node_attr_value(other, attribute.name))
             elif attribute.type is ir.AttributeType.GRAPHS:
-                bodies = get_node_attr_value(message.node[place], attribute.name)
+                bodies = get_node_attr_value(other, attribute.name)
                 for body, inner in zip(attribute.as_graphs(), bodies, strict=True):
                     yield from _pairs(body, inner)
 
@@ -156,6 +172,7 @@ def _message(model: ir.Model) -> onnx.ModelProto:
         for output in message.graph.output:
             if output.type.HasField("tensor_type"):
                 output.type.tensor_type.ClearField("shape")
+        _copy_forms(message.graph, {(each.domain, each.name) for each in message.functions})
         return message
     finally:
         graph.initializers.clear()
@@ -164,6 +181,32 @@ def _message(model: ir.Model) -> onnx.ModelProto:
             graph.initializers.add(value)
         graph.inputs.clear()  # to delete a slice would leave the marks of an input
         graph.inputs.extend(inputs)
+
+
+def _copy_forms(graph: onnx.GraphProto, own: Collection[tuple[str, str]]) -> None:
+    """Let copies of their input stand for the operators of `ALIKE`, in place, also in bodies: onnx infers these.
+
+    Before:  y, , , z = SkipLayerNormalization(x, s, g)
+    After:   y = Identity(x);  z = Identity(x)
+    Left alone: operators in `own`, the functions of the model.
+    """
+    nodes: list[onnx.NodeProto] = []
+    changed = False
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs) if attribute.type in BODIES else ():
+                _copy_forms(body, own)
+        kind = (node.domain, node.op_type)
+        alike = ALIKE.get(kind, ()) if node.input and kind not in own else ()
+        results = [node.output[index] for index in alike if index < len(node.output) and node.output[index]]
+        nodes.extend(onnx.helper.make_node("Identity", node.input[:1], [name]) for name in results)
+        if results:
+            changed = True
+        else:
+            nodes.append(node)
+    if changed:
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def _inferred(message: onnx.ModelProto) -> onnx.ModelProto:

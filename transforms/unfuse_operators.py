@@ -51,7 +51,7 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
 }
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
-# onnx infers nothing after an operator of com.microsoft. These results have the rank and type of the first input:
+# onnx infers nothing after most operators of com.microsoft. These results have the rank and type of the first input:
 PASSES_ON = frozenset(
     """
     BiasGelu Clip Conv Erf FastGelu FusedConv Gelu Identity LayerNormalization QuickGelu Relu Sigmoid
