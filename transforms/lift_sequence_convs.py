@@ -23,11 +23,9 @@ ROW = 2  # the axis of the only row of an image, in front of time
 NARROW = range(4, 16)
 """Channels with which ONNX Runtime may take longer for a convolution of an image than of a sequence: a block has 16."""
 LONG_ENOUGH = {"Conv": ((16, 3), (12, 5), (7, 7)), "ConvTranspose": ((1, 3),)}
-"""By operator: results, at least, and the shortest window with which narrow inputs take no longer as images. From 8 to
-16 channels and on, windows of 3, 5 and 9 are 1.15, 1.28 and 1.44 times as fast; from 12 to 12 channels, windows of 3, 5
-and 7 are 0.94, 1.13 and 1.30 times as fast; from 8 to 8 channels, windows of 3, 5, 7 and 9 are 0.78, 0.95, 1.04 and
-1.13 times as fast; with 6 results hardly any gains. A ConvTranspose, which has no blocked layout, is 1.1 times as fast,
-and with windows of 2 down to 0.8 times."""
+"""By operator: results, at least, and the shortest window with which narrow inputs take no longer as images in ONNX
+Runtime's float kernels with AVX-512. A long window, or many results, outweigh the channels that fill up a block. A
+ConvTranspose has no blocked layout."""
 FEW, WINDOW = 5, 8
 """Results of a dense convolution, at most, and values that each of them reads, at least, with which the blocked layout
 is slower: it computes 16 channels. With one result an image takes twice as long as a sequence, with 4 results 1.2 times

@@ -299,7 +299,7 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
                 missed="SQNR: 12.0 dB",
                 passed={"cut 1": NATIVE},
             ),
-            "measured: 'rules', 2.00 ms, of 2 plans (others: 'cut 1' 1.90); 'cut 1' gains less than 2%, too little for "
+            "measured: 'rules', 2.000 ms, of 2 plans (others: 'cut 1' 1.900); 'cut 1' gains less than 2%, too little for "
             + "native operators; its model missed the promise (SQNR: 12.0 dB), so that more units are float",
         ),
     ],
