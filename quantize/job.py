@@ -246,6 +246,11 @@ class Served:
 ROUGH = "machine busy: kernels waited for a processor while the costs of units were measured, so the costs are rough"
 
 
+NEXT = 3
+"""The number of slower plans that the table names; the JSON has all."""
+OTHER_RACE = "timed in another race, and a clock differs between them"
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """How the plan was chosen.
@@ -304,20 +309,20 @@ class Placement:
 
     @property
     def _timed(self) -> str:
-        """The chosen plan, its time, the others, and why a faster one was not taken; empty without timed plans."""
-        tried, chosen = self.tried, self.chosen
-        if not chosen:
+        """The chosen plan, its time, the next ones, and why faster ones were not taken; empty without timed plans."""
+        if not self.chosen:
             return ""
-        others = ", ".join(f"{name!r} {ms:.3f}" for name, ms in tried.items() if name != chosen)
-        text = f": {chosen!r}, {tried[chosen]:.3f} ms" + (
-            f", of {len(tried)} plans (others: {others})" if others else ""
-        )
-        best = min(tried, key=tried.__getitem__)
-        if tried[best] == tried[chosen]:
-            return text
-        return (
-            f"{text}; {best!r} {self.passed.get(best, 'was timed in another race, and a clock differs between them')}"
-        )
+        took = self.tried[self.chosen]
+        others = sorted((ms, name) for name, ms in self.tried.items() if name != self.chosen)
+        slower = [f"{name!r} {ms:.3f}" for ms, name in others if ms >= took]
+        faster: dict[str, list[str]] = {}
+        for ms, name in others[: len(others) - len(slower)]:
+            faster.setdefault(self.passed.get(name, OTHER_RACE), []).append(f"{name!r} {ms:.3f}")
+        counted = f", of {len(self.tried)} plans" if others else ""
+        more = f" and {len(slower) - NEXT} more" if len(slower) > NEXT else ""
+        following = f" (next: {', '.join(slower[:NEXT])}{more})" if slower else ""
+        passed = "".join(f"; {', '.join(names)}: {why}" for why, names in faster.items())
+        return f": {self.chosen!r}, {took:.3f} ms{counted}{following}{passed}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values; `served` only for several batch sizes."""

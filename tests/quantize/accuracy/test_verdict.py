@@ -288,7 +288,7 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
         (Placement("rules", why="no data to time plans on"), "rules: no data to time plans on"),
         (
             Placement("measured", 1.2, {"rules": 2.0, "cut 1": 1.0}, chosen="cut 1"),
-            "measured: 'cut 1', 1.000 ms, of 2 plans (others: 'rules' 2.000); sum of costs 1.200 ms",
+            "measured: 'cut 1', 1.000 ms, of 2 plans (next: 'rules' 2.000); sum of costs 1.200 ms",
         ),
         (
             Placement(
@@ -299,11 +299,31 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
                 missed="SQNR: 12.0 dB",
                 passed={"cut 1": NATIVE},
             ),
-            "measured: 'rules', 2.000 ms, of 2 plans (others: 'cut 1' 1.900); 'cut 1' gains less than 2%, too little for "
-            + "native operators; its model missed the promise (SQNR: 12.0 dB), so that more units are float",
+            "measured: 'rules', 2.000 ms, of 2 plans; 'cut 1' 1.900: gains less than 2%, too little for native operators; "
+            + "its model missed the promise (SQNR: 12.0 dB), so that more units are float",
+        ),
+        (
+            Placement(
+                "measured",
+                tried={
+                    "rules": 9.0,
+                    "all": 2.0,
+                    "cut 1": 5.0,
+                    "cut 2": 4.0,
+                    "cut 3": 6.0,
+                    "a": 3.0,
+                    "b": 3.5,
+                    "c": 8.0,
+                },
+                chosen="cut 2",
+                passed={"all": NATIVE},
+            ),
+            "measured: 'cut 2', 4.000 ms, of 8 plans (next: 'cut 1' 5.000, 'cut 3' 6.000, 'c' 8.000 and 1 more); 'all' "
+            + "2.000: gains less than 2%, too little for native operators; 'a' 3.000, 'b' 3.500: timed in another race, and "
+            + "a clock differs between them",
         ),
     ],
-    ids=["not timed", "not to be timed", "fastest", "slower"],
+    ids=["not timed", "not to be timed", "fastest", "slower", "among many"],
 )
 def test_the_row_of_the_placement_says_which_plan_was_taken(placement: Placement, text: str) -> None:
     assert dict(replace(RESULT, placement=placement).rows())["placement"] == text
