@@ -19,7 +19,7 @@ from .caches import cached_call
 from .call import Call, Tensors, attributes_of
 from .common_rows import Part, join_products
 from .heads import Heads, fewer_heads, heads_of
-from .wrap import put_calls
+from .put_calls import put_calls
 
 INPUTS = ("q", "k", "v", "mask", "windows")
 WITH_WINDOWS = "WindowAttention"

@@ -14,7 +14,7 @@ from ...transforms.patterns.attention import CACHES, GROUP_QUERY
 from ...transforms.patterns.cached_attention import CACHED, INTEGERS, TENSORS, CachedAttention, find_cached
 from ...transforms.quantize_caches import find_bytes, find_floats
 from .call import Call, Results, Tensors, attributes_of
-from .wrap import put_calls
+from .put_calls import put_calls
 
 WITH_BYTES, PASTS = "QuantizedCacheAttention", ("past_key", "past_value")
 """The operator whose cache is bytes, and the inputs that are the cache."""

@@ -12,7 +12,7 @@ from ...transforms.graph import Shape, constant
 from ...transforms.patterns.norms_in_parts import FoundNormalization, find_normalization
 from ...transforms.rewriter import add_initializer, discard
 from .call import FLOATS, Call
-from .wrap import put_calls
+from .put_calls import put_calls
 
 INPUTS = ("x", "scale", "B")
 CENTRED: Mapping[str, int] = {"LayerNormalization": 1, "RMSNormalization": 0}

@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from ...transforms.graph import Shape, constant, sole_reader
 from .call import Call, Tensors
+from .functions import TO_NCHW, TO_NHWC
+from .put_calls import put_calls
 from .site import IMAGE
-from .wrap import TO_NCHW, TO_NHWC, put_calls
 
 INPUTS = ("x", "y_scale", "y_zero_point")
 CHANNELS = 3  # the most that the operator takes

@@ -15,7 +15,7 @@ from ...transforms.graph import MS, Shape, constant, key, sole_reader
 from ...transforms.int8.plan import Unit
 from ...transforms.patterns.linear import bias_behind
 from .call import FLOATS, Anchor, Call
-from .wrap import put_calls
+from .put_calls import put_calls
 
 DYNAMIC = "DynamicQuantizeMatMul"
 

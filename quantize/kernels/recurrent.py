@@ -14,7 +14,7 @@ from ...transforms.int8.plan import Unit
 from ...transforms.int8.recurrent import BACKWARD, STATES
 from ...transforms.rewriter import add_initializer, insert_before, names, unused_name
 from .call import FLOATS, Call, Results, attributes_of
-from .wrap import put_calls
+from .put_calls import put_calls
 
 INPUTS = ("x", "w", "w_scale", "w_zero_point", "r", "r_scale", "r_zero_point", "B", "lengths", "start", "cell")
 """The inputs of the operator for an LSTM; that for a GRU has no cell."""

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ...transforms.graph import Shape, axes_of, constant, is_standard, made_by, producer_of
 from ...transforms.inference import inferred
 from .call import Call, Tensors
-from .wrap import put_calls
+from .put_calls import put_calls
 
 INPUTS = ("x", "cos", "sin")
 

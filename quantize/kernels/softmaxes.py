@@ -11,8 +11,8 @@ from ...transforms.graph import Shape, constant, is_standard, sole_reader
 from ...transforms.int8.existing import is_linear
 from .call import FLOATS, Call, Tensors
 from .chains import is_uint8
+from .put_calls import put_calls
 from .site import X
-from .wrap import put_calls
 
 MOST_CLASSES = 16
 """Of the last axis. The runtime computes longer rows in vectors too."""

@@ -8,7 +8,7 @@ sides of the node, and of the body. ONNX Runtime cancels them, if the types and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -16,22 +16,17 @@ import onnx_ir as ir
 from ... import NATIVE_DOMAIN
 from ...transforms.graph import Shape, constant, graph_of
 from ...transforms.int8.plan import Unit
-from ...transforms.rewriter import add_initializer, names, remove_if_unread, remove_unread, replace_node, unused_name
-from ...transforms.rewriter import replace as replace_value
-from .bent_lines import bent_lines_of
-from .call import Call, Results, Tensors, attributes_of
-from .calls import LINES, PAIR, Surroundings, call_of
-from .chains import copied, table_of
+from ...transforms.rewriter import add_initializer, names, remove_unread, unused_name
+from .call import Call, Tensors, attributes_of
+from .calls import PAIR, Surroundings, call_of
+from .chains import table_of
 from .convolution_calls import BIAS, CONVOLUTION, CURVE, RESIDUAL, WEIGHTS
 from .curves import SEGMENTS, curve_of
-from .library import names_of
-from .nodes import native_node
+from .put_calls import put_calls
 from .site import X, Y
 
 CURVED = frozenset({"Convolution", "GroupNormalization"})
 """The operators that take a function of their result as a curve."""
-TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-UINT8 = ir.TensorType(ir.DataType.UINT8)
 
 
 def wrap_units(
@@ -55,18 +50,6 @@ def wrap_units(
             function or the other sum: their results are not those of their bodies, but more accurate.
     """
     return put_calls(model, _calls(model, units, shapes, join=join, exact=exact))
-
-
-def put_calls(model: ir.Model, calls: Mapping[ir.Value, Call]) -> int:
-    """Put calls into a model, by the tensor that each computes, in order; return how many there are."""
-    moved: dict[ir.Value, ir.Value] = {}
-    writer = _Writer(model, names(model), {})
-    for end, call in calls.items():
-        inputs = [value if value is None else moved.get(value, value) for value in call.inputs]
-        made = _put(writer, replace(call, inputs=inputs), end)
-        if made is not None:
-            moved[end] = made
-    return len(moved)
 
 
 def drop_inner_rounding(model: ir.Model, units: Iterable[Unit], shapes: Mapping[str, Shape]) -> int:
@@ -239,176 +222,3 @@ def _with_sum(convolution: Call, end: ir.Value, total: Call) -> Call | None:
     shapes = (convolution.tensors.shapes[0], result, result)
     tensors, body = Tensors((0, place), shapes=shapes), [*convolution.body, *total.body]
     return replace(convolution, inputs=inputs, body=body, values=total.values, tensors=tensors)
-
-
-# -------------------------------------------------------------------------------------------------------- functions
-
-
-@dataclass(frozen=True, eq=False)
-class _Writer:
-    """The model that calls are written into.
-
-    Attributes:
-        model: The model.
-        taken: The names in the model.
-        functions: The names of the functions, by their content without a name.
-    """
-
-    model: ir.Model
-    taken: set[str]
-    functions: dict[bytes, str]
-
-    def name_of(self, function: ir.Function, operator: str) -> str | None:
-        """Return the name of a function, and add the function to the model if it is new; None if no name is left."""
-        function.name = ""
-        content = ir.to_proto(function).SerializeToString(deterministic=True)
-        if content not in self.functions:
-            used = {name for _, name, _ in self.model.functions}
-            free = next((name for name in names_of(operator) if name not in used), None)
-            if free is None:
-                return None
-            self.functions[content] = function.name = free
-            self.model.functions[function.identifier()] = function
-        return self.functions[content]
-
-
-def _put(writer: _Writer, call: Call, end: ir.Value) -> ir.Value | None:
-    """Compute the tensor `end` by a call, and remove the nodes that nothing reads then.
-
-    Returns:
-        The tensor that replaces `end`; None if the model has too many functions of the operator.
-    """
-    old = end.producer()
-    assert old is not None
-    call = _with_table(writer.model, call)
-    function, constants = _function(writer.model, call)
-    operator = writer.name_of(function, call.operator)
-    if operator is None:
-        return None
-    inputs = [*call.inputs, *[None] * (len(call.names) - len(call.inputs))]
-    for name, array in call.values.items():
-        value = add_initializer(writer.model.graph, unused_name(writer.taken, f"{call.name}/{name}"), array)
-        inputs[call.names.index(name)] = value
-    inputs += constants
-    tensors, results = call.tensors, call.results
-    for value in call.computed:
-        value.type = ir.TensorType(tensors.dtype)
-    end.type = ir.TensorType(tensors.made or tensors.dtype)
-    if tensors.shapes:
-        for value, shape in zip((*call.computed, end), tensors.shapes, strict=True):
-            value.shape = ir.Shape(shape)
-        turned: dict[ir.Value, ir.Value] = {}  # a tensor may be both inputs
-        for index, x, shape in zip(tensors.places, call.computed, tensors.shapes, strict=False):
-            if x not in turned:
-                turned[x] = _in_nhwc(x, shape, old, f"{call.name}/{call.names[index]}/nhwc", writer.taken)
-            inputs[index] = turned[x]
-    count = results.count + len(results.more)
-    native = native_node(writer.model.graph, operator, inputs, call.attributes, name=call.name, results=count)
-    read = [value.producer() for node in call.body for value in node.inputs if value is not None]
-    if tensors.shapes:
-        y = _inserted(old, native, writer.taken, [tensors.shapes[-1][axis] for axis in TO_NHWC])
-        native = _turn(y, TO_NCHW, f"{call.name}/nchw")
-    _take_over(results, native.outputs[results.count :])
-    replace_node(old, native, results.count)
-    remove_unread([*call.body[:-1], *read, *(value.producer() for value in call.computed)])
-    return native.outputs[0]
-
-
-def _take_over(results: Results, outputs: Sequence[ir.Value]) -> None:
-    """Let outputs of the call be the results of the nodes behind the body, and remove these nodes."""
-    for value, result in zip(results.more, outputs, strict=True):
-        name = value.name
-        replace_value(value, result)
-        value.name = None
-        result.name = name
-    for node in reversed(results.behind):
-        remove_if_unread(node)
-
-
-def _with_table(model: ir.Model, call: Call) -> Call:
-    """Return a call with the values of its function: a table, or the lines of each channel."""
-    if call.chain is None:
-        return call
-    chain = replace(call.chain, root=call.computed[0], nodes=tuple(call.body))
-    lines = None if chain.place is None else bent_lines_of(model, chain)
-    if lines is None:
-        return replace(call, values={"table": table_of(model, chain)})
-    integers = {"bend": lines.bend, "least": lines.least, "most": lines.most}
-    attributes = attributes_of(integers)
-    return replace(call, operator="Lines", names=LINES, values={"lines": lines.lines}, attributes=attributes)
-
-
-def _function(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]:
-    """Return the function of a call, and the constants that are its further inputs.
-
-    Attributes of the node and all constants are parameters, so that one function is the body of many calls.
-    """
-    formal = [ir.Value(name=name) for name in call.names]
-    known = {value: own for value, own in zip(call.inputs, formal, strict=False) if value is not None}
-    replaced, results, in_nhwc = [*call.body, *call.results.behind], call.results, bool(call.tensors.shapes)
-    inner = {value for node in replaced for value in node.outputs}
-    free = dict.fromkeys(value for node in replaced for value in node.inputs if value is not None)
-    constants = [value for value in free if value not in inner and value not in known]
-    formal += [ir.Value(name=f"c{index}") for index in range(len(constants))]
-    known |= zip(constants, formal[len(call.names) :], strict=True)
-    before = [_turn(known[value], TO_NCHW, "") for value in call.computed] if in_nhwc else []
-    known |= {value: node.outputs[0] for value, node in zip(call.computed, before, strict=False)}
-    body = copied(replaced, known, _no_constant)
-    last = body[len(call.body) - 1]
-    if call.anchor is not None:
-        copy = body[call.body.index(call.anchor.node)]
-        copy.attributes.clear()
-        for name, attribute in call.attributes.items():
-            if name in call.anchor.beside:
-                continue
-            copy.attributes[name] = ir.RefAttr(name, name, attribute.type)
-    after = [_turn(last.outputs[0], TO_NHWC, "")] if in_nhwc else []
-    nodes = [*before, *body, *after]
-    made = {
-        value: own
-        for node, copy in zip(results.behind, body[len(call.body) :], strict=True)
-        for value, own in zip(node.outputs, copy.outputs, strict=True)
-    }
-    outputs = [*(after or [last])[-1].outputs[: results.count], *(made[value] for value in results.more)]
-    # no node of a body is native; the import would give equal bodies different contents
-    imports = {domain: version for domain, version in model.opset_imports.items() if domain != NATIVE_DOMAIN}
-    graph = ir.Graph(formal, outputs, nodes=nodes, opset_imports=imports, name="body")
-    for index, result in enumerate(outputs):
-        result.name = f"y{index or ''}"
-    attributes = [ir.Attr(name, attribute.type, None) for name, attribute in call.attributes.items()]
-    return ir.Function(NATIVE_DOMAIN, call.operator, graph=graph, attributes=attributes), constants
-
-
-def _no_constant(_: ir.TensorProtocol) -> ir.Value:
-    """Refuse a constant: all of them are inputs of the function."""
-    raise AssertionError
-
-
-def _in_nhwc(x: ir.Value, shape: Shape, place: ir.Node, name: str, taken: set[str]) -> ir.Value:
-    """Return a tensor in NHWC: the result of the call that computes it, or that of a new Transpose before `place`.
-
-    Args:
-        x: The tensor in NCHW.
-        shape: Its shape.
-        place: Where the Transpose stands.
-        name: Its name.
-        taken: The names in the model.
-    """
-    before = x.producer()
-    if before is not None and before.op_type == "Transpose" and before.attributes.get_ints("perm", ()) == TO_NCHW:
-        assert before.inputs[0] is not None
-        return before.inputs[0]
-    return _inserted(place, _turn(x, TO_NHWC, name), taken, [shape[axis] for axis in TO_NHWC])
-
-
-def _turn(x: ir.Value, order: Sequence[int], name: str) -> ir.Node:
-    """Return a Transpose."""
-    return ir.node("Transpose", [x], {"perm": list(order)}, name=name or None)
-
-
-def _inserted(place: ir.Node, node: ir.Node, taken: set[str], shape: Shape) -> ir.Value:
-    """Insert a node that computes a uint8 tensor of this shape; return the tensor."""
-    graph_of(place).insert_before(place, [node])
-    result = node.outputs[0]
-    result.name, result.shape, result.type = unused_name(taken, str(node.name)), ir.Shape(shape), UINT8
-    return result

@@ -441,7 +441,7 @@ def test_a_convolution_and_its_residual_become_one_call_that_rounds_once(
 
 @needs_library
 def test_units_for_which_no_name_is_left_stay_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("requant.quantize.kernels.wrap.names_of", lambda operator: [])
+    monkeypatch.setattr("requant.quantize.kernels.put_calls.names_of", lambda operator: [])
     made = model(SILU)
     unit = Unit(name="silu", op="gate", nodes=("sigmoid", "silu"), inputs=("x",), outputs=("j",))
     before = ir.to_proto(made).SerializeToString(deterministic=True)
