@@ -14,16 +14,10 @@ from ..job import Job
 from ..model.shapes import fed_shapes
 from ..placement.runs import samples_for
 from .layer_by_layer import WALKED
-from .rounding import SPARSE, channels_of, columns_of
+from .rounding import ROWS, channels_of
 
 FEWEST = 16
 """The least number of samples, if there are so many: a bias is corrected by the spread of the samples' means."""
-POSITIONS = 2048
-"""The number of positions of the result, of all samples together, that each layer needs.
-
-On 16 samples a YOLOX-Nano loses no more than on 48: roundings that are as good for their layers differ by more at the
-output.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +35,8 @@ class WalkedLayer:
     positions: float
 
     def wanted(self, most: int) -> int:
-        """Return how many of `most` samples it needs.
-
-        Its rounding is learned from `SPARSE` positions per column; where `most` samples have fewer, its bias alone is
-        corrected.
-        """
-        least = SPARSE * columns_of(self.node, self.shape)
-        positions = max(POSITIONS, least if least <= most * self.positions else 0)
-        return min(most, math.ceil(positions / max(self.positions, 1)))
+        """Return how many of `most` samples give it the `ROWS` positions that learned rounding uses at most."""
+        return min(most, math.ceil(ROWS / max(self.positions, 1)))
 
 
 def walked_layers(job: Job, plan: Plan, sizes: Mapping[str, int]) -> Iterator[WalkedLayer]:
@@ -75,7 +63,7 @@ def walked_layers(job: Job, plan: Plan, sizes: Mapping[str, int]) -> Iterator[Wa
 def correcting_samples(job: Job, plan: Plan) -> int:
     """Return how many samples correct the weights of a plan: as many as the layer with the fewest positions needs.
 
-    Of large images few are enough. More cost time: each layer computes them three times.
+    Of large images few are enough. Each layer computes all of them three times, and uses `ROWS` positions.
     """
     most = samples_for(job)
     if job.feed is None:
