@@ -248,6 +248,8 @@ ROUGH = "machine busy: kernels waited for a processor while the costs of units w
 
 NEXT = 3
 """The number of slower plans that the table names; the JSON has all."""
+EQUAL = 0.99
+"""The share of the chosen plan's time from which a plan is not faster."""
 OTHER_RACE = "timed in another race, and a clock differs between them"
 
 
@@ -314,7 +316,7 @@ class Placement:
             return ""
         took = self.tried[self.chosen]
         others = sorted((ms, name) for name, ms in self.tried.items() if name != self.chosen)
-        slower = [f"{name!r} {ms:.3f}" for ms, name in others if ms >= took]
+        slower = [f"{name!r} {ms:.3f}" for ms, name in others if ms >= EQUAL * took]
         faster: dict[str, list[str]] = {}
         for ms, name in others[: len(others) - len(slower)]:
             faster.setdefault(self.passed.get(name, OTHER_RACE), []).append(f"{name!r} {ms:.3f}")
