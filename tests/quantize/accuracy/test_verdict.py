@@ -313,7 +313,7 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
                     "cut 3": 6.0,
                     "a": 3.0,
                     "b": 3.5,
-                    "c": 8.0,
+                    "c": 3.99,
                 },
                 chosen="cut 2",
                 passed={"all": NATIVE},
