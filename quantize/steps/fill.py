@@ -61,8 +61,8 @@ def _data(job: Job, judged: int) -> str:
     source = job.judging
     if source is None:
         return ""
-    several = source.picked is None and source.length is not None and source.length > judged
-    return f"{source.description} ({source.length} samples)" if several else source.description
+    fewer = source.picked is None and source.length is not None and 0 < judged < source.length
+    return f"{source.description} ({source.length} samples)" if fewer else source.description
 
 
 def _float_nodes(job: Job, plan: Plan, kernels: Sequence[KernelRun]) -> tuple[FloatNode, ...]:
