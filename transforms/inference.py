@@ -22,7 +22,7 @@ APART = 1000  # bytes; onnx does not need larger initializers
 LONGEST = 2**22  # elements of a tensor of one axis whose values onnx may propagate
 HEADROOM = 2**30  # bytes that onnx may need more than the process has
 BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-SKIPPED = (0, 3)  # the results of a SkipLayerNormalization that are tensors of its form: the norm and the sum
+SKIPPED = (0, 3)  # the results of a SkipLayerNormalization that have the shape of its input: the norm and the sum
 ALIKE: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("", "GroupNormalization"): (0,),
     ("", "SimplifiedLayerNormalization"): (0,),
@@ -172,7 +172,7 @@ def _message(model: ir.Model) -> onnx.ModelProto:
         for output in message.graph.output:
             if output.type.HasField("tensor_type"):
                 output.type.tensor_type.ClearField("shape")
-        _copy_forms(message.graph, {(each.domain, each.name) for each in message.functions})
+        _pass_shapes_on(message.graph, {(each.domain, each.name) for each in message.functions})
         return message
     finally:
         graph.initializers.clear()
@@ -183,8 +183,8 @@ def _message(model: ir.Model) -> onnx.ModelProto:
         graph.inputs.extend(inputs)
 
 
-def _copy_forms(graph: onnx.GraphProto, own: Collection[tuple[str, str]]) -> None:
-    """Let copies of their input stand for the operators of `ALIKE`, in place, also in bodies: onnx infers these.
+def _pass_shapes_on(graph: onnx.GraphProto, own: Collection[tuple[str, str]]) -> None:
+    """Replace the operators of `ALIKE` by an Identity of their input, in place, also in bodies: onnx infers its shape.
 
     Before:  y, , , z = SkipLayerNormalization(x, s, g)
     After:   y = Identity(x);  z = Identity(x)
@@ -195,7 +195,7 @@ def _copy_forms(graph: onnx.GraphProto, own: Collection[tuple[str, str]]) -> Non
     for node in graph.node:
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs) if attribute.type in BODIES else ():
-                _copy_forms(body, own)
+                _pass_shapes_on(body, own)
         kind = (node.domain, node.op_type)
         alike = ALIKE.get(kind, ()) if node.input and kind not in own else ()
         results = [node.output[index] for index in alike if index < len(node.output) and node.output[index]]

@@ -20,7 +20,7 @@ from .graph import (
     sole_reader,
     stays_finite,
 )
-from .inference import stand_ins
+from .inference import ALIKE, stand_ins
 from .int8.ops import CLIP_TAKES_INPUTS, GEMM_NEEDS_NO_C
 from .registry import Change, LeftAlone, transform
 from .rewriter import (
@@ -53,11 +53,8 @@ FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 # onnx infers nothing after most operators of com.microsoft. These results have the rank and type of the first input:
 PASSES_ON = frozenset(
-    """
-    BiasGelu Clip Conv Erf FastGelu FusedConv Gelu Identity LayerNormalization QuickGelu Relu Sigmoid
-    SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Slice Softmax Split Tanh
-    """.split()
-)
+    "Clip Conv Erf FusedConv Identity LayerNormalization Relu Sigmoid Slice Softmax Split Tanh".split()
+).union(op_type for _, op_type in ALIKE)
 # These results have the highest rank of their inputs; products only if no input is a vector.
 BROADCASTS = frozenset("Add Div Mul Sub".split())
 PRODUCTS = frozenset("FusedMatMul MatMul TransposeMatMul".split())

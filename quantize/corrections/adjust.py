@@ -21,7 +21,7 @@ from .bias import correct_bias
 from .block_rounding import block_operations, learn_blocks
 from .layer_by_layer import BlockLayer, Layer, walk_layers
 from .rounding import learn_rounding, operations
-from .samples import correcting_samples
+from .samples import correcting_samples, walked_layers
 
 
 def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
@@ -31,7 +31,7 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
     """
     if job.source is None:
         return {}
-    count = correcting_samples(job, candidate.plan)
+    count = correcting_samples(job, walked_layers(job, candidate.plan))
     feeds = [sample.feed for sample in islice(job.source.samples(count), count)]
     impls = [candidate.plan.impl(unit) for unit in candidate.plan.units]
     total = sum(impl.reads_u8 or impl.in_blocks for impl in impls)

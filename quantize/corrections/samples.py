@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -39,15 +39,10 @@ class WalkedLayer:
         return min(most, math.ceil(ROWS / max(self.positions, 1)))
 
 
-def walked_layers(job: Job, plan: Plan, sizes: Mapping[str, int]) -> Iterator[WalkedLayer]:
-    """Yield the layers of a plan whose weights are corrected.
-
-    Args:
-        job: The job.
-        plan: The plan.
-        sizes: The number of elements of tensors by name, for one sample.
-    """
-    nodes = nodes_by_name(job.simple)
+def walked_layers(job: Job, plan: Plan) -> Iterator[WalkedLayer]:
+    """Yield the layers of a plan whose weights are corrected."""
+    nodes, batch = nodes_by_name(job.simple), job.loads[0].batch if job.loads else 1
+    shapes = {} if job.feed is None else fed_shapes(job.simple, job.feed)
     for unit in plan.units:
         impl = plan.impl(unit)
         if unit.op not in WALKED or not (impl.reads_u8 or impl.in_blocks):
@@ -56,19 +51,14 @@ def walked_layers(job: Job, plan: Plan, sizes: Mapping[str, int]) -> Iterator[Wa
         weight = constant(node.inputs[1])
         if weight is not None and len(weight.shape) > 1:
             shape = tuple(weight.shape.numpy())
-            elements = sizes.get(unit.outputs[0], 0) if unit.outputs else 0
-            yield WalkedLayer(node, shape, elements / channels_of(node, shape))
+            elements = math.prod(shapes[unit.outputs[0]]) if unit.outputs and unit.outputs[0] in shapes else 0
+            yield WalkedLayer(node, shape, elements / batch / channels_of(node, shape))
 
 
-def correcting_samples(job: Job, plan: Plan) -> int:
-    """Return how many samples correct the weights of a plan: as many as the layer with the fewest positions needs.
+def correcting_samples(job: Job, layers: Iterable[WalkedLayer]) -> int:
+    """Return how many samples correct the weights of layers: as many as the layer with the fewest positions needs.
 
     Of large images few are enough. Each layer computes all of them three times, and uses `ROWS` positions.
     """
     most = samples_for(job)
-    if job.feed is None:
-        return most
-    batch = job.loads[0].batch
-    sizes = {name: math.prod(shape) // batch for name, shape in fed_shapes(job.simple, job.feed).items()}
-    wanted = (layer.wanted(most) for layer in walked_layers(job, plan, sizes))
-    return min(most, max([FEWEST, *wanted]))
+    return min(most, max([FEWEST, *(layer.wanted(most) for layer in layers)]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
@@ -49,7 +49,7 @@ class Selection:
     """The nodes and operators that may become int8, and their forms.
 
     Attributes:
-        exclude_nodes: Names of nodes that stay float; in a name that no node has, ``*`` stands for any characters.
+        exclude_nodes: Names of nodes that stay float; ``*`` stands for any characters.
         exclude_ops: Operator types that stay float.
         include_ops: The only operator types that may become int8; empty for all.
         strategy: The int8 form of operators with weights; ``auto`` leaves the choice to the rules.
@@ -87,7 +87,7 @@ class Selection:
         nodes = {node.name: node for node in _all_nodes(model) if node.name}
         types = {node.op_type for node in _all_nodes(model)}
         for name in sorted(self.exclude_nodes | self.strategies.keys()):
-            if name not in nodes and not (name in self.exclude_nodes and any(map(_pattern(name), nodes))):
+            if name not in nodes and not (name in self.exclude_nodes and any(_fits(node, name) for node in nodes)):
                 raise UnknownNameError("node", name, nodes)
         for name in sorted((self.exclude_ops | self.include_ops) - types):
             raise UnknownNameError("operator in the model", name, types)
@@ -108,13 +108,13 @@ class Selection:
                 one with the name of the call.
         """
         pairs = list(before)
-        excluded = {new for new, old in pairs if self.names(old)}
+        excluded = {new for new, old in pairs if self.excludes(old)}
         strategies = {new: self.strategies[old] for new, old in pairs if old in self.strategies}
         return replace(self, exclude_nodes=self.exclude_nodes | excluded, strategies={**self.strategies, **strategies})
 
-    def names(self, node: str | None) -> bool:
-        """Return whether the user excludes a node by its name."""
-        return node in self.exclude_nodes or any(_pattern(name)(node or "") for name in self.exclude_nodes)
+    def excludes(self, node: str) -> bool:
+        """Return whether the user excludes the node of this name."""
+        return node in self.exclude_nodes or any(_fits(node, name) for name in self.exclude_nodes)
 
     def refuses(self, unit: Unit, types: Mapping[str, str]) -> str:
         """Return why the user keeps `unit` float; empty if it may become int8.
@@ -123,7 +123,7 @@ class Selection:
             unit: A unit. A unit is excluded if any node in it is.
             types: Operator types by node name, as in the user's model.
         """
-        if any(map(self.names, unit.nodes)):
+        if any(map(self.excludes, unit.nodes)):
             return "excluded by name"
         excluded = self.exclude_ops.intersection(types[name] for name in unit.nodes)
         if excluded:
@@ -134,7 +134,7 @@ class Selection:
 
     def leaves(self, node: ir.Node) -> bool:
         """Whether the user excludes a node of the model, by its name or its operator."""
-        excluded = self.names(node.name) or node.op_type in self.exclude_ops
+        excluded = self.excludes(node.name or "") or node.op_type in self.exclude_ops
         return excluded or bool(self.include_ops and node.op_type not in self.include_ops)
 
     def strategy_of(self, unit: Unit, row: Op) -> Strategy:
@@ -145,11 +145,13 @@ class Selection:
         return self.strategy if self.strategy in offered(row) else Strategy.AUTO
 
 
-@cache
-def _pattern(name: str) -> Callable[[str], object]:
-    """Return a function that tells whether a whole name fits a name with ``*``; without one, none does."""
-    parts = [re.escape(part) for part in name.split("*")]
-    return re.compile(".*".join(parts) if len(parts) > 1 else r"(?!)", re.DOTALL).fullmatch
+def _fits(node: str, name: str) -> bool:
+    """Return whether the name of a node fits one in which ``*`` stands for any characters; a name without it fits none.
+
+    >>> _fits("head/conv[0]", "head*[0]"), _fits("head", "head")
+    (True, False)
+    """
+    return "*" in name and fnmatchcase(node, re.sub(r"([?[])", r"[\1]", name))
 
 
 def _all_nodes(model: ir.Model) -> list[ir.Node]:

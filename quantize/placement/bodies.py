@@ -1,4 +1,4 @@
-"""Place models with integers in the bodies of control flow: what a unit costs there is not known, a whole model is."""
+"""Place models with integers in the bodies of control flow: units have no measured costs there, so models are timed."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def faster_with_bodies(sizes: Sequence[Size], plan: Plan, why: str) -> tuple[Can
         why: Why rules decide.
     """
     bench = sizes[0].bench
-    plans = {BY_RULES: plan, FLOAT_BODIES: with_float_bodies(bench.job.simple, plan)}
-    candidates = {name: bench.candidate(each) for name, each in plans.items() if each.has_int8}
-    if len(candidates) < len(plans):
+    in_float = with_float_bodies(bench.job.simple, plan)
+    if not in_float.has_int8:
         return bench.candidate(plan), Placement("rules", why=why)
+    candidates = {BY_RULES: bench.candidate(plan), FLOAT_BODIES: bench.candidate(in_float)}
     bench.job.progress("compare placements", 0, None)
     runners = runners_of(sizes, candidates)
     if not runners:

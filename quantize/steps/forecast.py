@@ -83,7 +83,7 @@ def _stage_seconds(job: Job, feed: Mapping[str, Array], run: float) -> dict[str,
     if effort.seconds and not job.weights.large:
         found |= _trial_seconds(job, feed, run, effort.seconds)
     if job.corrections & ADJUSTING:
-        found["correct weights"] = _correction_seconds(job, run, sizes)
+        found["correct weights"] = _correction_seconds(job, run)
     found["time"] = _race_seconds(run, 3, job.options.seconds) * len(job.loads)
     by_costs = job.policy.how == "measured" and not integers_in_bodies(job)
     if by_costs and 1e3 * run >= LEAST_MS and not job.weights.large:
@@ -181,13 +181,13 @@ def _run_seconds_and_slowdown(job: Job, feed: Mapping[str, Array]) -> tuple[floa
     return times.least, 1 / max(1 - times.waited, LEAST_SHARE)
 
 
-def _correction_seconds(job: Job, run: float, sizes: Mapping[str, int]) -> float:
+def _correction_seconds(job: Job, run: float) -> float:
     """Return the seconds of the corrections that go through the model layer by layer.
 
     Learned rounding leaves out layers with few positions per column, such as fully connected ones.
     """
-    samples = correcting_samples(job, job.all_int8_plan)
-    products, layers = 0.0, [*walked_layers(job, job.all_int8_plan, sizes)]
+    products, layers = 0.0, [*walked_layers(job, job.all_int8_plan)]
+    samples = correcting_samples(job, layers)
     for layer in layers:
         positions = samples * layer.positions
         if positions >= SPARSE * columns_of(layer.node, layer.shape):

@@ -265,7 +265,7 @@ def _plan(model: ir.Model, selection: Selection, types: Mapping[str, str], reque
 def _folded(model: ir.Model, selection: Selection, types: Mapping[str, str]) -> list[str]:
     """Return a note of the excluded nodes that are no longer in the simplified model; no note without any."""
     gone = sorted(set(types) - set(nodes_by_name(model)))
-    excluded = [name for name in gone if selection.names(name) or types[name] in selection.exclude_ops]
+    excluded = [name for name in gone if selection.excludes(name) or types[name] in selection.exclude_ops]
     if not excluded:
         return []
     told = f"{types[excluded[0]]} {excluded[0]!r} is" if len(excluded) == 1 else f"{listed(excluded)} are"

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from requant.quantize import Options
 from requant.quantize.corrections.rounding import ROWS
-from requant.quantize.corrections.samples import FEWEST, correcting_samples
+from requant.quantize.corrections.samples import FEWEST, correcting_samples, walked_layers
 from requant.quantize.placement.runs import MOST_SAMPLES
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.prepare import prepare
@@ -30,7 +30,7 @@ def wanted(folder: Path, side: int, batch: int) -> int:
     onnx.save(proto, folder / "m.onnx")
     feeds = [{"x": random.standard_normal((1, 8, side, side)).astype(np.float32)}] * 80
     job = prepare(folder / "m.onnx", feeds, Options(place="rules", batch=batch), folder, silent)
-    return correcting_samples(job, job.all_int8_plan)
+    return correcting_samples(job, walked_layers(job, job.all_int8_plan))
 
 
 @pytest.mark.parametrize("batch", [1, 4])
