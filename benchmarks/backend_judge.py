@@ -22,7 +22,7 @@ from benchmarks.error_bounds import bounds, run_all
 from benchmarks.error_rules import BY_RUNTIME, FROM_FLOAT, Kind, open_model
 from benchmarks.measurements import checker_error, one_line
 from requant import RequantError
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, quantize_model
 from requant.quantize.accuracy.sqnr import decibels, powers

@@ -158,7 +158,7 @@ def _clustered(model: str, data: str, workers: int, kill: bool, output: str) -> 
     from distributed import Client, LocalCluster
 
     from requant.calibration import Execution, input_specs, observe, open_session, open_source
-    from requant.calibration.records import observations_to_json
+    from requant.calibration.range_files.records import observations_to_json
 
     source = open_source(data, input_specs(open_session(model)))
     tensors = _tensors(model)
@@ -187,7 +187,7 @@ def _warm() -> None:
     import onnx_ir
     import onnxruntime
 
-    import requant.calibration.work  # noqa: F401
+    import requant.calibration.runs.work  # noqa: F401
 
     assert onnx_ir
     assert onnxruntime

@@ -161,7 +161,7 @@ def native_plan(model: str, path: str, product: str) -> Path:
     """Write a plan in which products by constants have a form, and attention is a native operator; return its path."""
     import onnx_ir as ir
 
-    from requant.transforms.graph import key
+    from requant.transforms.graphs.queries import key
     from requant.transforms.patterns.attention import GROUP_QUERY, find_attention
 
     graph, rows = ir.load(model).graph, {}

@@ -19,7 +19,7 @@ import onnx
 from onnx import numpy_helper
 
 from benchmarks.error_rules import MOVES, PAIR, ROUNDED, STORED, Kind, Site, eps, open_model, rule_of
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 
 
 @dataclass

@@ -24,7 +24,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 
 Values: TypeAlias = Sequence[Array | None]
 

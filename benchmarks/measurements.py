@@ -107,7 +107,7 @@ def _tasks(kit: str) -> Mapping[str, Any]:
 
 def _kit(script: str) -> Any:
     """Import the script of a kit of real models. The sessions of the kit register native operators."""
-    from requant.calibration.session import native_library
+    from requant.calibration.model.session import native_library
 
     os.environ.setdefault("KIT_LIBRARY", native_library() or "")
     sys.path.insert(0, str(Path(script).parent))
@@ -287,7 +287,7 @@ def worst_sqnr(expected: Sequence[Any], outputs: Sequence[Any]) -> float | None:
 
 def _onnxruntime(model: str, feed: dict[str, Any], threads: int) -> Callable[[], list[Any]]:
     """Return a function that runs a model in ONNX Runtime with default options and the native operators."""
-    from requant.calibration.session import open_session
+    from requant.calibration.model.session import open_session
 
     return partial(open_session(model, threads=threads).run, None, feed)
 

@@ -218,7 +218,7 @@ def run(command: Sequence[str], *, accepted: Sequence[int] = (0,)) -> str:
 
 def environment() -> dict[str, str]:
     """Return the variables for a kit: its sessions register the native operators, if they are built."""
-    from requant.calibration.session import native_library
+    from requant.calibration.model.session import native_library
 
     return {"KIT_LIBRARY": native_library() or "", **os.environ}
 

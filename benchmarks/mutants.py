@@ -1,6 +1,6 @@
 """Change one operator, constant or condition of the arithmetic at a time, and count how many changes the tests notice.
 
-    python -m benchmarks.mutants [calibration/ranges.py ...] [--sample 40] [--seed 0] [--jobs 2] [--survivors]
+    python -m benchmarks.mutants [calibration/rules/ranges.py ...] [--sample 40] [--seed 0] [--jobs 2] [--survivors]
 
 Constants of a module (upper-case names) are measured settings and no arithmetic, so they do not change.
 Each mutant runs in a process of its own, against the tests of its file alone; no file is written. A mutant is killed if
@@ -30,26 +30,29 @@ LEAST = 0.85
 PATIENCE, STARTED = 10, 20
 """A mutant may take this many times the CPU time of the tests, and as many more seconds."""
 
-STATISTICS = "tests/calibration/test_observers.py tests/calibration/test_records.py"
-RULES = " ".join(f"tests/calibration/test_{name}.py" for name in ("rule_arithmetic", "expected_error", "rules"))
+STATISTICS = "tests/calibration/statistics/test_statistics.py tests/calibration/range_files/test_records.py"
+RULES = " ".join(f"tests/calibration/rules/test_{name}.py" for name in ("arithmetic", "expected_error", "rules"))
+FINDINGS = "tests/calibration/checks/test_findings.py"
 CORRECTIONS = "tests/quantize/corrections/test"
 TARGETS = {
-    "calibration/ranges.py": f"{RULES} tests/calibration/test_ranges.py tests/calibration/test_observers.py",
-    "calibration/precision.py": f"tests/calibration/test_precision.py {RULES}",
-    "calibration/rule_aciq.py": RULES,
-    "calibration/rule_entropy.py": RULES,
-    "calibration/rule_error.py": RULES,
-    "calibration/rule_excess.py": f"{RULES} tests/calibration/test_checks.py",
-    "calibration/rule_result.py": f"tests/calibration/test_rule_arithmetic.py {CORRECTIONS}_activation_ranges.py",
-    "calibration/rule_search.py": f"tests/calibration/test_rule_search.py {RULES}",
-    "calibration/histogram.py": f"tests/calibration/test_histogram.py {STATISTICS} {RULES}",
-    "calibration/sums.py": f"tests/calibration/test_sums.py {STATISTICS} tests/calibration/test_checks.py {RULES}",
-    "calibration/exact.py": f"tests/calibration/test_exact.py {STATISTICS}",
-    "calibration/extremes.py": f"{STATISTICS} tests/calibration/test_checks.py",
-    "calibration/observations.py": f"{STATISTICS} tests/calibration/test_checks.py tests/calibration/test_files.py",
+    "calibration/rules/ranges.py": f"{RULES} tests/calibration/rules/test_ranges.py {STATISTICS}",
+    "calibration/rules/precision.py": f"tests/calibration/rules/test_precision.py {RULES}",
+    "calibration/rules/aciq.py": RULES,
+    "calibration/rules/entropy.py": RULES,
+    "calibration/rules/error.py": RULES,
+    "calibration/rules/excess.py": f"{RULES} {FINDINGS}",
+    "calibration/rules/result.py": f"tests/calibration/rules/test_arithmetic.py {CORRECTIONS}_activation_ranges.py",
+    "calibration/rules/search.py": f"tests/calibration/rules/test_search.py {RULES}",
+    "calibration/statistics/histogram.py": f"tests/calibration/statistics/test_histogram.py {STATISTICS} {RULES}",
+    "calibration/statistics/sums.py": f"tests/calibration/statistics/test_sums.py {STATISTICS} {FINDINGS} {RULES}",
+    "calibration/statistics/exact.py": f"tests/calibration/statistics/test_exact.py {STATISTICS}",
+    "calibration/statistics/extremes.py": f"{STATISTICS} {FINDINGS}",
+    "calibration/statistics/observations.py": (
+        f"{STATISTICS} {FINDINGS} tests/calibration/range_files/test_range_file.py"
+    ),
     "transforms/int8/qparams.py": "tests/transforms/int8/test_qparams.py tests/transforms/int8/test_saturation.py",
     "transforms/round_weights.py": "tests/transforms/test_round_weights.py tests/transforms/test_golden.py",
-    "transforms/int8/bias_correction.py": "tests/transforms/test_insert_qdq.py",
+    "transforms/int8/bias_correction.py": "tests/transforms/int8/test_insert_qdq.py",
     "transforms/int8/saturation.py": "tests/transforms/int8/test_saturation.py",
     "quantize/placement/min_cut.py": "tests/quantize/placement/test_min_cut.py",
 }

@@ -22,10 +22,10 @@ from requant.quantize.placement.facts import Facts
 from requant.quantize.placement.obstacles import OBSTACLES, Rule
 from requant.quantize.placement.reasons import NO_FORM
 from requant.transforms import parse_groups, run
-from requant.transforms.groups import GROUPS
 from requant.transforms.int8.ops import ATTENTIONS
 from requant.transforms.int8.plan import Impl, Unit
 from requant.transforms.int8.reasons import Reason
+from requant.transforms.pipelines.groups import GROUPS
 
 GROUP = "simplify"
 PRODUCTS, RECURRENT = frozenset({"MatMul", "Gemm"}), frozenset({"GRU", "LSTM"})

@@ -38,9 +38,9 @@ from rich.table import Table
 
 from benchmarks.tables import plain_table
 from requant.calibration import Histogram, Observations, observe, open_session, parse_rule
-from requant.calibration.precision import Precision
-from requant.calibration.ranges import CANDIDATES, Range
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
+from requant.calibration.rules.precision import Precision
+from requant.calibration.rules.ranges import CANDIDATES, Range
 from requant.quantize.accuracy.sqnr import decibels, powers
 from requant.quantize.model.files import load_model, serialize
 from requant.quantize.placement.rules import choose
@@ -48,7 +48,7 @@ from requant.quantize.runtime.inputs import open_data
 from requant.quantize.runtime.isa import resolve
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.simplify import simplify
-from requant.transforms.insert_qdq import insert_qdq
+from requant.transforms.int8.insert_qdq import insert_qdq
 from requant.transforms.int8.qparams import Scheme
 
 Feed = Mapping[str, Array]

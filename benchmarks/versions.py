@@ -30,7 +30,7 @@ import onnx
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from requant.calibration.session import Array, native_library
+from requant.calibration.model.session import Array, native_library
 from requant.quantize import Options, quantize_model
 from requant.quantize.options.declared import Strategy
 from requant.quantize.options.selection import Selection
@@ -63,13 +63,13 @@ PART = (
     "tests/test_levels.py",
     "tests/test_sample_models.py",
     "tests/calibration/test_calibrator.py",
-    "tests/calibration/test_newer.py",
-    "tests/calibration/test_session.py",
+    "tests/calibration/model/test_newer.py",
+    "tests/calibration/model/test_session.py",
     "tests/quantize/model",
     "tests/transforms/test_convert_opset.py",
     "tests/transforms/test_fold_constants.py",
     "tests/transforms/test_inline_functions.py",
-    "tests/transforms/test_insert_qdq.py",
+    "tests/transforms/int8/test_insert_qdq.py",
     "tests/transforms/test_qdq_to_qoperator.py",
 )
 """The tests of other dependencies: what touches the runtime, onnx, onnx-ir, NumPy and protobuf most, and five forms

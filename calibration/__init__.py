@@ -4,27 +4,29 @@ Functions import onnxruntime and onnx_ir when they need them; no module here imp
 """
 
 from .calibrator import Calibrator
-from .exact import ExactSum
+from .checks.findings import Finding, findings
+from .data.samples import DataError, Sample
+from .data.sources import DataSource, DataSpec, Source, open_source
 from .execution import Execution
-from .executors import executor_named
-from .extremes import MinMax
-from .files import RangeFile, load_ranges, save_ranges, write_atomically
-from .histogram import Histogram, Statistic
-from .identity import fingerprint
-from .observations import Observations, Place, merge
-from .precision import Precision
-from .ranges import RULES, Rule, auto, mean_minmax, minmax, parse_rule, percentile
-from .rule_aciq import aciq
-from .rule_entropy import entropy
-from .rule_error import expected_error
-from .rule_mse import mse
-from .runner import observe, run_logged
-from .samples import DataError, Sample
-from .session import Array, Feed, InputSpec, ModelSource, Serialized, input_specs, open_session
-from .sources import DataSource, DataSpec, Source, open_source
-from .sums import Channels, Moments, Runs
+from .model.identity import fingerprint
+from .model.session import OPERATORS, Array, Feed, InputSpec, ModelSource, Serialized, input_specs, open_session
+from .range_files.range_file import RangeFile, load_ranges, save_ranges, write_atomically
+from .rules.aciq import aciq
+from .rules.entropy import entropy
+from .rules.error import expected_error
+from .rules.mse import mse
+from .rules.precision import Precision
+from .rules.ranges import RULES, Rule, auto, mean_minmax, minmax, parse_rule, percentile
+from .runs.executors import executor_named
+from .runs.runner import observe, run_logged
+from .statistics.exact import ExactSum
+from .statistics.extremes import MinMax
+from .statistics.histogram import Histogram, Statistic
+from .statistics.observations import Observations, Place, merge
+from .statistics.sums import Channels, Moments, Runs
 
 __all__ = [
+    "OPERATORS",
     "RULES",
     "Array",
     "Calibrator",
@@ -35,6 +37,7 @@ __all__ = [
     "ExactSum",
     "Execution",
     "Feed",
+    "Finding",
     "Histogram",
     "InputSpec",
     "MinMax",
@@ -55,6 +58,7 @@ __all__ = [
     "entropy",
     "executor_named",
     "expected_error",
+    "findings",
     "fingerprint",
     "input_specs",
     "load_ranges",

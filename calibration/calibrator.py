@@ -11,20 +11,20 @@ from pathlib import Path
 from .. import RequantError, UnknownNameError
 from ..system.apart import check_apart
 from ..system.given import check_kind, check_path, kind_of, names_of, or_default
-from .bodies import find
+from .data.objects import python_object
+from .data.sources import DataSource, Source, guarded, named_files, open_source
 from .execution import Execution
-from .files import Data, RangeFile, save_ranges, shard_text
-from .histogram import Statistic
-from .identity import fingerprint, tensor_digests
-from .objects import python_object
-from .observations import Observations
-from .precision import Precision
-from .ranges import Range, Rule, parse_rule
-from .runner import Progress, axes_of, length_of, observe
-from .session import InputSpec, ModelSource, input_specs, open_session, output_specs
-from .sources import DataSource, Source, guarded, named_files, open_source
-from .state import recognised
-from .taps import activations, load_copy
+from .model.bodies import find
+from .model.identity import fingerprint, tensor_digests
+from .model.session import InputSpec, ModelSource, input_specs, open_session, output_specs
+from .model.state import recognised
+from .range_files.range_file import Data, RangeFile, save_ranges, shard_text
+from .rules.precision import Precision
+from .rules.ranges import Range, Rule, parse_rule
+from .runs.runner import Progress, axes_of, length_of, observe
+from .runs.taps import activations, load_copy
+from .statistics.histogram import Statistic
+from .statistics.observations import Observations
 
 
 @dataclass(slots=True)

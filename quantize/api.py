@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .. import RequantError
-from ..calibration.sources import DataSource
+from ..calibration.data.sources import DataSource
 from ..system.given import check_function, check_kind, or_default
 from .job import Evidence
 from .model.files import staging

@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from ..calibration.ranges import parse_rule
-from ..calibration.session import Feed, ModelSource
-from ..calibration.sources import Source
+from ..calibration.data.sources import Source
+from ..calibration.model.session import Feed, ModelSource
+from ..calibration.rules.ranges import parse_rule
 from ..system.printable import number_of
 from ..transforms import StepResult
-from ..transforms.graph import Shape, plain_shape
-from ..transforms.inference import inferred
+from ..transforms.graphs.inference import inferred
+from ..transforms.graphs.queries import Shape, plain_shape
 from ..transforms.int8.plan import Impl, Plan
 from ..transforms.int8.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy

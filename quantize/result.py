@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..calibration.checks import Finding
+from ..calibration.checks.findings import Finding
 from ..system.printable import number_of
 from ..transforms.int8.reasons import ALREADY, IN_BLOCKS, INTEGER
 from .accuracy.float_nodes import FloatNode, float_rows

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.utils import Extractor
 
-from requant.calibration.session import open_session
+from requant.calibration.model.session import open_session
 
 HERE = Path(__file__).parent
 SHIFT = 2

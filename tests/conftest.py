@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from requant.calibration import session as sessions
+from requant.calibration.model import session as sessions
 from requant.quantize import Latency
 from requant.quantize.placement import search
 from requant.quantize.runtime import clock, progress

@@ -11,12 +11,12 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.library import kernels
 from requant.quantize.kernels.nodes import OMITTED
-from requant.transforms.graph import plain_shape
-from requant.transforms.inference import inferred
+from requant.transforms.graphs.inference import inferred
+from requant.transforms.graphs.queries import plain_shape
 from requant.transforms.int8.units import Compound, units
 from requant.transforms.patterns.attention import find_attention
 

@@ -18,7 +18,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant import RequantError
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize import Accuracy, Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.accuracy.pair import judge_pair, time_models
 from requant.quantize.job import Evidence

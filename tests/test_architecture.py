@@ -28,30 +28,52 @@ KNOWS = {
     "__main__": {"", "system", "cli"},
 }
 
-# The rooms of quantize/, from the ground up: a file or a folder directly in it, and the folders of tools/. A room may
-# import the rooms that its row names, and all that these may import.
+# The rooms of each package, from the ground up: a file or a folder directly in it, and the folders of quantize/tools/. A
+# room may import the rooms that its row names, and all that these may import. The transforms are one room, "*".
 ROOMS = {
-    "runtime": "",
-    "options": "",
-    "model": "runtime",
-    "accuracy": "model",
-    "job": "accuracy options",
-    "result": "job",
-    "gate": "accuracy options",
-    "kernels": "",
-    "placement": "job",
-    "corrections": "placement",
-    "sensitivity": "placement",
-    "steps": "corrections sensitivity result kernels",
-    "tools.bench": "accuracy kernels",
-    "tools.explain": "model",
-    "tools.inspect": "model",
-    "tools": "steps tools.inspect",
-    "report": "steps",
-    "api": "steps",
-    "console": "tools tools.bench tools.explain tools.inspect gate result placement",
-    "project": "gate api report",
-    "commands": "console project",
+    "calibration": {
+        "execution": "",
+        "model": "",
+        "data": "execution model",
+        "statistics": "model",
+        "rules": "statistics",
+        "range_files": "rules",
+        "runs": "data range_files",
+        "checks": "runs",
+        "calibrator": "checks",
+    },
+    "transforms": {
+        "registry": "",
+        "graphs": "registry",
+        "patterns": "graphs",
+        "int8": "patterns",
+        "pipelines": "int8",
+        "parts": "int8",
+        "*": "parts pipelines",
+    },
+    "quantize": {
+        "runtime": "",
+        "options": "",
+        "model": "runtime",
+        "accuracy": "model",
+        "job": "accuracy options",
+        "result": "job",
+        "gate": "accuracy options",
+        "kernels": "",
+        "placement": "job",
+        "corrections": "placement",
+        "sensitivity": "placement",
+        "steps": "corrections sensitivity result kernels",
+        "tools.bench": "accuracy kernels",
+        "tools.explain": "model",
+        "tools.inspect": "model",
+        "tools": "steps tools.inspect",
+        "report": "steps",
+        "api": "steps",
+        "console": "tools tools.bench tools.explain tools.inspect gate result placement",
+        "project": "gate api report",
+        "commands": "console project",
+    },
 }
 MOST_ROOMS, MOST_FLOORS = 21, 10
 # Two libraries that only one room may import.
@@ -99,7 +121,7 @@ def imports_of(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
 def imported(node: ast.AST, path: Path) -> list[str]:
     """Return the absolute dotted names that an import statement imports; [] for any other node.
 
-    ``from .graph import chains`` in ``transforms/fold_bn.py`` gives ``requant.transforms.graph.chains``.
+    ``from .graph import chains`` in ``transforms/fold_bn.py`` gives ``requant.transforms.graphs.queries.chains``.
     """
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
@@ -230,17 +252,6 @@ def test_modules_of_transforms_import_each_other_without_circles() -> None:
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
-def test_patterns_and_forms_know_no_named_transform() -> None:
-    """What the transforms share stands below them: patterns, then the int8 graph of a plan, then the transforms."""
-    shared = {"graph", "rewriter", "inference", "registry"}
-    below = {"patterns": {*shared, "patterns"}, "int8": {*shared, "patterns", "int8"}}
-    for room, known in below.items():
-        paths = [*(ROOT / "transforms" / room).glob("*.py")]
-        seen = {name.split(".")[2] for path in paths for _, name in all_imports(path) if ".transforms." in name}
-        assert len(paths) > 5
-        assert seen <= known, room
-
-
 def test_functions_are_short() -> None:
     lengths = sorted((node.end_lineno - node.lineno + 1, place) for place, node in functions() if node.end_lineno)
     length, _ = lengths[int(0.95 * len(lengths))]
@@ -263,65 +274,74 @@ def test_signatures_are_short() -> None:
     assert {place: n for place, n in counts.items() if n > PARAMETERS} == {}
 
 
-# ------------------------------------------------------------------------------------------------- rooms of quantize/
+# ------------------------------------------------------------------------------------------------------------- rooms
 
 
-def room(module: str) -> str:
-    """Return the room of a dotted name below ``requant.quantize``: ``tools.bench.bench`` is in ``tools.bench``."""
+def room(package: str, module: str) -> str:
+    """Return the room of a dotted name in a package: ``tools.bench.bench`` of quantize is in ``tools.bench``."""
     first, _, rest = module.partition(".")
     inner = rest.partition(".")[0]
-    return f"{first}.{inner}" if inner and (ROOT / "quantize" / first / inner).is_dir() and first == "tools" else first
-
-
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT / "quantize").with_suffix("").parts).removesuffix(".__init__")
+    if first == "tools" and inner and (ROOT / package / first / inner).is_dir():
+        return f"{first}.{inner}"
+    return first if first in ROOMS[package] or "*" not in ROOMS[package] else "*"
 
 
 @cache
-def arrows() -> set[tuple[str, str]]:
+def modules_of(package: str) -> dict[Path, str]:
+    """Return the dotted name in a package of each of its files, without the names that the package exports again."""
+    paths = (path for path in (ROOT / package).rglob("*.py") if path != ROOT / package / "__init__.py")
+    return {
+        path: ".".join(path.relative_to(ROOT / package).with_suffix("").parts).removesuffix(".__init__")
+        for path in paths
+    }
+
+
+@cache
+def arrows(package: str) -> set[tuple[str, str]]:
     """Return the imports between rooms, including imports inside functions and for type checkers."""
+    names = {module.partition(".")[0] for module in modules_of(package).values()}
     found = set()
-    for path in (ROOT / "quantize").rglob("*.py"):
-        if path == ROOT / "quantize" / "__init__.py":  # names that the package re-exports
-            continue
+    for path, module in modules_of(package).items():
         for _, name in all_imports(path):
             parts = name.split(".")
-            if parts[:2] == ["requant", "quantize"] and (ROOT / "quantize" / parts[2]).with_suffix("").name in NAMES:
-                found.add((room(module_of(path)), room(".".join(parts[2:]))))
+            if parts[:2] == ["requant", package] and parts[2] in names:
+                found.add((room(package, module), room(package, ".".join(parts[2:]))))
     return {(one, other) for one, other in found if one != other}
 
 
-NAMES = {name.partition(".")[0] for name in ROOMS}
-
-
-def below(name: str) -> set[str]:
+def below(package: str, name: str) -> set[str]:
     """Return the rooms that a room may import."""
-    return {inner for each in ROOMS[name].split() for inner in (each, *below(each))}
+    return {inner for each in ROOMS[package][name].split() for inner in (each, *below(package, each))}
 
 
-def test_the_rooms_are_those_of_the_table() -> None:
-    assert {room(module_of(path)) for path in (ROOT / "quantize").rglob("*.py")} - {"__init__"} == set(ROOMS)
-    assert len(ROOMS) <= MOST_ROOMS
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_rooms_are_those_of_the_table(package: str) -> None:
+    assert {room(package, module) for module in modules_of(package).values()} == set(ROOMS[package])
+    assert len(ROOMS[package]) <= MOST_ROOMS
 
 
-def test_the_picture_in_contributing_shows_every_room() -> None:
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_picture_in_contributing_shows_every_room(package: str) -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    picture = text.partition("### The rooms of quantize/")[2].split("```")[1].split()
-    assert [name for name in ROOMS if name.replace(".", "/") not in picture] == []
+    picture = text.partition(f"### The rooms of {package}/")[2].split("```")[1].split()
+    assert [name for name in ROOMS[package] if name.replace(".", "/") not in picture] == []
 
 
-def test_a_room_imports_only_what_stands_below_it() -> None:
-    assert {(one, other) for one, other in arrows() if other not in below(one)} == set()
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_what_stands_below_it(package: str) -> None:
+    assert arrows(package)
+    assert {(one, other) for one, other in arrows(package) if other not in below(package, one)} == set()
 
 
-def test_the_house_has_few_floors_and_no_circle() -> None:
-    under: dict[str, set[str]] = {name: {other for one, other in arrows() if one == name} for name in ROOMS}
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_house_has_few_floors_and_no_circle(package: str) -> None:
+    under = {name: {other for one, other in arrows(package) if one == name} for name in ROOMS[package]}
 
     def floor(name: str, above: tuple[str, ...] = ()) -> int:
         assert name not in above, f"a circle: {' -> '.join((*above, name))}"
         return 1 + max((floor(other, (*above, name)) for other in under[name]), default=0)
 
-    assert max(floor(name) for name in ROOMS) <= MOST_FLOORS
+    assert max(floor(name) for name in ROOMS[package]) <= MOST_FLOORS
 
 
 MODULES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in SOURCES}

@@ -22,8 +22,8 @@ from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.obstacles import OBSTACLES
 from requant.quantize.placement.rules import choose_by, possible_forms
 from requant.transforms import parse_groups, run
-from requant.transforms.groups import GROUPS
 from requant.transforms.int8.plan import Impl
+from requant.transforms.pipelines.groups import GROUPS
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))

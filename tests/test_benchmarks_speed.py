@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from requant.calibration.session import open_session
+from requant.calibration.model.session import open_session
 from requant.quantize.runtime.profile import KernelRun
 
 from .native import needs_library

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from requant import RequantError
-from requant.calibration.decoding import (
+from requant.calibration.range_files.decoding import (
     Finite,
     Natural,
     Positive,

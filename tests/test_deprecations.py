@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from requant.calibration import session as sessions
+from requant.calibration.model import session as sessions
 
 SAMPLE = Path(__file__).parent.parent / "sample_models" / "digits.onnx"
 KINDS = [DeprecationWarning, PendingDeprecationWarning, FutureWarning]

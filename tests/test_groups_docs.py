@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from requant.cli import main
 from requant.transforms import REGISTRY, parse_groups
-from requant.transforms.describe import reference
+from requant.transforms.pipelines.describe import reference
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -29,7 +29,7 @@ def test_the_command_prints_them() -> None:
 
 
 def test_every_transform_has_before_after_and_left_alone() -> None:
-    from requant.transforms.describe import describe
+    from requant.transforms.pipelines.describe import describe
 
     for transform in REGISTRY.values():
         found = describe(transform)

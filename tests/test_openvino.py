@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize import Options, quantize_model
 from requant.transforms.int8.qparams import Scheme
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import RequantError
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.options.declared import FORMATS
 from requant.quantize.runtime.session import Runner

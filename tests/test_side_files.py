@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 from requant import RequantError
 from requant.calibration import load_ranges, parse_rule, save_ranges
-from requant.calibration.files import merge_files
-from requant.calibration.log import is_log, load_log, log_text
-from requant.calibration.overrides import load_overrides
+from requant.calibration.range_files.log import is_log, load_log, log_text
+from requant.calibration.range_files.overrides import load_overrides
+from requant.calibration.range_files.range_file import merge_files
 from requant.cli import main
 from requant.quantize import CheckOptions, Options, calibrate_model, check, log_model, quantize_model
 from requant.quantize.accuracy.frontier import Frontier, Point
@@ -43,7 +43,7 @@ from requant.quantize.steps import tried
 from requant.quantize.steps.emit import plan_by_rules
 from requant.system.log_records import MIN_MAX
 from requant.transforms import run
-from requant.transforms.min_max_log import read_log
+from requant.transforms.parts.min_max_log import read_log
 
 CASES = 40
 """Damaged files of each kind."""

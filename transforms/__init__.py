@@ -78,8 +78,8 @@ from . import (
     where_to_add,
     widen_floats,
 )
-from .groups import GROUPS, Member, join, members
-from .pipeline import (
+from .pipelines.groups import GROUPS, Member, join, members
+from .pipelines.pipeline import (
     METADATA_KEY,
     Pipeline,
     PipelineResult,
@@ -91,8 +91,8 @@ from .pipeline import (
     parse_groups,
     run,
 )
+from .pipelines.verify import Port, Signature, VerifyError, signature, verify
 from .registry import REGISTRY, REQUIRED, Change, Option, PipelineError, Transform, TransformError, transform
-from .verify import Port, Signature, VerifyError, signature, verify
 
 __all__ = [
     "GROUPS",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import AddDefaultAttributesPass
 
-from .graph import every_node
+from .graphs.queries import every_node
+from .graphs.rewriter import quiet
 from .registry import Change, transform
-from .rewriter import quiet
 
 
 @transform("add_default_attributes")

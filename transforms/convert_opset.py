@@ -6,11 +6,11 @@ from math import inf
 
 import onnx_ir as ir
 
-from .graph import constant, is_standard, node_name
+from .graphs.queries import constant, is_standard, node_name
+from .graphs.rewriter import discard, quiet, unused_name
 from .inline_functions import inline_functions
+from .pipelines.verify import VerifyError, signature, verify
 from .registry import Change, TransformError, transform
-from .rewriter import discard, quiet, unused_name
-from .verify import VerifyError, signature, verify
 
 SCAN_LOSES_BATCH = 9  # the first opset whose Scan has no batch axis
 RESIZE_CHOOSES = 11  # the first opset whose Resize has attributes for the sampling positions

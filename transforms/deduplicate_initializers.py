@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import DeduplicateHashedInitializersPass
 
-from .graph import release
+from .graphs.queries import release
+from .graphs.rewriter import quiet
 from .registry import Change, transform
-from .rewriter import quiet
 
 COMPARED = 2**12
 """Number of elements up to which a tensor is always compared as a whole."""

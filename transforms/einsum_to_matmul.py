@@ -9,10 +9,9 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, node_name
-from .inference import stand_ins
-from .registry import Change, LeftAlone, transform
-from .rewriter import (
+from .graphs.inference import stand_ins
+from .graphs.queries import computing_nodes, constant, graph_of, node_name
+from .graphs.rewriter import (
     add_initializer,
     derive_initializer,
     discard,
@@ -21,6 +20,7 @@ from .rewriter import (
     replace_by_earlier,
     unused_name,
 )
+from .registry import Change, LeftAlone, transform
 
 AXES_ARE_INPUTS = 13  # the first opset in which Squeeze, Unsqueeze and ReduceSum have the axes as an input
 

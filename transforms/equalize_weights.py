@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from .equalize import Group, find, scale_group
-from .graph import constant, release
+from .graphs.queries import constant, release
+from .graphs.rewriter import names
+from .parts.equalize import Group, find, scale_group
 from .patterns.channel_scales import Floats, Fold
 from .registry import Change, transform
-from .rewriter import names
 
 SWEEPS = 64
 """The maximum number of passes. The scales of a group change the weights of its neighbours, so passes repeat."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .graph import computing_nodes
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes
 from .registry import Change, LeftAlone, transform
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")

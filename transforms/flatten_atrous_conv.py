@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, is_standard, producer_of, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes, is_standard, producer_of, sole_reader
+from .graphs.rewriter import can_replace, remove, replace
 from .registry import Change, LeftAlone, transform
-from .rewriter import can_replace, remove, replace
 
 TO_BATCH = [3, 5, 0, 1, 2, 4]
 TO_SPACE = [2, 3, 4, 0, 5, 1]

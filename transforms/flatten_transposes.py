@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, graph_of, node_name
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes, graph_of, node_name
+from .graphs.rewriter import add_initializer, insert_before, names, replace_node, unused_name
 from .registry import Change, transform
-from .rewriter import add_initializer, insert_before, names, replace_node, unused_name
 
 
 @transform("flatten_transposes", after=("fold_constants", "merge_transposes"))

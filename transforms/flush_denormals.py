@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, computing_graphs, constant, release
+from .graphs.queries import MS, computing_graphs, constant, release
+from .graphs.rewriter import LARGE
 from .int8.ops import MOVES
 from .int8.qparams import TINY, Array, blocks
 from .registry import Change, transform
-from .rewriter import LARGE
 
 EVERY = frozenset(range(8))
 FACTORS: dict[tuple[str, str], frozenset[int]] = {

@@ -11,8 +11,9 @@ from math import inf
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_graphs, constant, producer_of, sole_reader
-from .inference import stand_ins
+from .graphs.inference import stand_ins
+from .graphs.queries import computing_graphs, constant, producer_of, sole_reader
+from .graphs.rewriter import can_replace, names, remove, replace
 from .patterns.linear import (
     AFFINE,
     BY_CONSTANT,
@@ -26,7 +27,6 @@ from .patterns.linear import (
     weights_of,
 )
 from .registry import Change, LeftAlone, transform
-from .rewriter import can_replace, names, remove, replace
 
 Known = Mapping[ir.Value, ir.Value]
 

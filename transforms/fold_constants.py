@@ -9,8 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from .. import UnknownNameError
-from .constant_ifs import take_branches
-from .constant_values import (
+from .graphs.inference import stand_ins
+from .graphs.queries import computing_nodes, constant, graph_of, producer_of
+from .graphs.rewriter import add_initializer, discard, remove_if_unread
+from .graphs.tensors import tensors
+from .int8.ops import MOVES, row_of
+from .parts.constant_ifs import take_branches
+from .parts.constant_values import (
     StandIns,
     evaluate_node,
     expected_bytes,
@@ -20,12 +25,7 @@ from .constant_values import (
     results_of,
     why_left,
 )
-from .graph import computing_nodes, constant, graph_of, producer_of
-from .inference import stand_ins
-from .int8.ops import MOVES, row_of
 from .registry import Change, LeftAlone, transform
-from .rewriter import add_initializer, discard, remove_if_unread
-from .tensors import tensors
 
 WEIGHT_PATH = MOVES | {"Cast", "Slice"}
 """Operators of one tensor that may stand between a weight and what reads it; a Concat may too."""

@@ -7,10 +7,10 @@ from functools import cache, partial
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, made_by, node_name, plain_shape, sole_reader
-from .inference import stand_ins
+from .graphs.inference import stand_ins
+from .graphs.queries import computing_nodes, constant, graph_of, made_by, node_name, plain_shape, sole_reader
+from .graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 from .registry import Change, transform
-from .rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 
 
 @transform("fold_gated_sums", after=("sum_to_add",))

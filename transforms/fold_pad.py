@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, node_name, producer_of, sole_reader
+from .graphs.queries import computing_nodes, constant, graph_of, node_name, producer_of, sole_reader
+from .graphs.rewriter import add_initializer, discard, names, remove, unused_name
 from .patterns import pads
 from .registry import Change, LeftAlone, transform
-from .rewriter import add_initializer, discard, names, remove, unused_name
 
 PADS_ARE_INPUTS = 11  # the opset from which the lengths of a Pad are inputs
 KEEPS_SIGN = frozenset(

@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from .. import near
 from ..system.log_records import MAX, MIN, MIN_MAX
-from .functions import DOMAIN
-from .graph import constant, node_name
+from .graphs.queries import constant, node_name
+from .graphs.rewriter import add_initializer, names, remove, unused_name
 from .int8.qparams import Array
-from .min_max_log import Log, high_percentile, low_percentile, read_log
+from .parts.functions import DOMAIN
+from .parts.min_max_log import Log, high_percentile, low_percentile, read_log
 from .registry import Change, TransformError, transform
-from .rewriter import add_initializer, names, remove, unused_name
 
 Summary = Callable[[list[float], float], float]
 

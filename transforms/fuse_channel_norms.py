@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, node_name
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes, constant, graph_of, node_name
+from .graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 from .patterns.norms_in_parts import Parts, epsilon_of, find_centred, is_mean_of, of_each_place
 from .registry import Change, transform
-from .rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 
 HAS_LAYER_NORMALIZATION = 17  # the first opset with the operator
 CHANNELS = 1  # the axis

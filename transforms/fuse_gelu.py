@@ -7,9 +7,9 @@ from math import isclose, pi, sqrt
 
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, constant, is_standard, one_number, producer_of, scaled, sole_reader
+from .graphs.queries import MS, computing_nodes, constant, is_standard, one_number, producer_of, scaled, sole_reader
+from .graphs.rewriter import remove, replace_node
 from .registry import Change, transform
-from .rewriter import remove, replace_node
 
 HAS_GELU = 20  # the opset from which Gelu is a standard operator
 CUBE = 0.044715

@@ -7,10 +7,19 @@ from math import isclose
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, is_standard, node_name, one_number, producer_of, scaled, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import (
+    computing_nodes,
+    constant,
+    is_standard,
+    node_name,
+    one_number,
+    producer_of,
+    scaled,
+    sole_reader,
+)
+from .graphs.rewriter import insert_before, names, remove_unread, replace_node
 from .registry import Change, LeftAlone, transform
-from .rewriter import insert_before, names, remove_unread, replace_node
 from .unfuse_gates import HALF, SLOPE
 
 HAS_HARD_SWISH = 14  # the opset from which HardSwish is a standard operator

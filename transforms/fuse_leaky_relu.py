@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, producer_of, scaled
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes, producer_of, scaled
+from .graphs.rewriter import remove_if_unread, replace_node
 from .merge_clips import CLIPPED
 from .registry import Change, transform
-from .rewriter import remove_if_unread, replace_node
 
 LEAKS_DOUBLES = 16  # the opset from which the runtime has a kernel of LeakyRelu for float64
 

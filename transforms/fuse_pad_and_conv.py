@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, is_standard, known_shape
+from .graphs.queries import computing_nodes, is_standard, known_shape
+from .graphs.rewriter import remove
 from .patterns import pads
 from .registry import Change, LeftAlone, transform
-from .rewriter import remove
 
 LEAST_RANK = 3  # of a tensor with spatial axes
 

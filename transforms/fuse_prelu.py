@@ -9,13 +9,22 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from .graph import computing_nodes, constant, graph_of, is_standard, node_name, one_number, producer_of, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import (
+    computing_nodes,
+    constant,
+    graph_of,
+    is_standard,
+    node_name,
+    one_number,
+    producer_of,
+    sole_reader,
+)
+from .graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 from .int8.ops import CLIP_TAKES_INPUTS
 from .patterns.elementwise import bounds_of
 from .patterns.slopes import NO_BOUND, find_sloped
 from .registry import Change, transform
-from .rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 
 COMPARED = {"Greater": 1, "GreaterOrEqual": 1, "Less": 2, "LessOrEqual": 2}
 """By operator: the input of a Where that is taken for values above 0."""

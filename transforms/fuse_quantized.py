@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .functions import DOMAIN, drop_functions
-from .graph import constant, sole_reader
+from .graphs.queries import constant, sole_reader
+from .graphs.rewriter import add_initializer, names, remove, replace_node, unused_name
 from .int8.existing import drop_round_trips
 from .int8.qlinear import Weights, product_node
 from .int8.qparams import Array, QParams, asymmetric_u8
+from .parts.functions import DOMAIN, drop_functions
 from .registry import Change, transform
-from .rewriter import add_initializer, names, remove, replace_node, unused_name
 
 
 @transform(

@@ -6,9 +6,9 @@ from collections.abc import Set as AbstractSet
 
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, is_standard, producer_of, sole_reader
+from .graphs.queries import MS, computing_nodes, is_standard, producer_of, sole_reader
+from .graphs.rewriter import remove, replace_node
 from .registry import Change, transform
-from .rewriter import remove, replace_node
 
 
 @transform("fuse_silu")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from .graph import bodies, computing_nodes, constant, graph_of, made_by, own_values
+from .graphs.queries import bodies, computing_nodes, constant, graph_of, made_by, own_values
+from .graphs.rewriter import discard, names, remove, replace, unused_name
 from .registry import Change, LeftAlone, transform
-from .rewriter import discard, names, remove, replace, unused_name
 
 IN_FRONT = {"Loop": (2, 1), "Scan": (0, 0)}
 """Inputs of a loop, and results of its body, in front of the carried tensors: steps and condition."""

@@ -11,11 +11,11 @@ from onnx_ir.passes.common import InlinePass
 
 from .. import NATIVE_DOMAIN
 from ..system.values import decode_json
-from .calls import Identifier, callees, check_calls
-from .functions import DOMAIN
-from .graph import node_name
+from .graphs.calls import Identifier, callees, check_calls
+from .graphs.queries import node_name
+from .graphs.rewriter import names, unused_name
+from .parts.functions import DOMAIN
 from .registry import Change, TransformError, transform
-from .rewriter import names, unused_name
 
 # Metadata keys on calls and on the contents of functions while inlining runs; copies keep the metadata.
 CALL, NAME = "requant.inline.call", "requant.inline.name"

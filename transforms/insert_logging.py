@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from ..system.log_records import MARK
 from ..system.values import decode_json
-from .graph import node_name
+from .graphs.queries import node_name
+from .graphs.rewriter import add_initializer, names, unused_name
 from .registry import Change, TransformError, transform
-from .rewriter import add_initializer, names, unused_name
 
 FIRST_N, SUMMARIZE = "requant.log_first_n", "requant.log_summarize"
 

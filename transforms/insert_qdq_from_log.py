@@ -10,17 +10,17 @@ import onnx_ir as ir
 
 from ..system.log_records import MIN_MAX
 from .freeze_ranges import check_names, check_percentile
-from .graph import constant, nodes_by_name
-from .inference import inferred
-from .insert_qdq import insert_qdq
+from .graphs.inference import inferred
+from .graphs.queries import constant, nodes_by_name
+from .graphs.rewriter import separate_bodies
 from .int8.existing import is_linear
+from .int8.insert_qdq import insert_qdq
 from .int8.ops import OPS, Op, only_moves
 from .int8.plan import Choice, Impl, Plan, Unit
 from .int8.qparams import Scheme
 from .int8.units import units
-from .min_max_log import high_percentile, low_percentile, read_log
+from .parts.min_max_log import high_percentile, low_percentile, read_log
 from .registry import Change, LeftAlone, TransformError, transform
-from .rewriter import separate_bodies
 
 FIRST_OPSET = 10  # the first opset with QuantizeLinear
 Ranges = Mapping[str, tuple[float, float]]

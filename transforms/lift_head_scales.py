@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, made_by, node_name, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes, constant, made_by, node_name, sole_reader
+from .graphs.rewriter import can_replace, insert_before, names, remove, replace
 from .registry import Change, LeftAlone, transform
-from .rewriter import can_replace, insert_before, names, remove, replace
 
 MATRIX = 2  # the last axes, which a product multiplies
 

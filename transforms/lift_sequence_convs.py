@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import axes_of, computing_graphs, constant, is_standard, made_by, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import axes_of, computing_graphs, constant, is_standard, made_by, sole_reader
+from .graphs.rewriter import add_initializer, discard, names, unused_name
 from .patterns import pads
 from .patterns.elementwise import CHANNELWISE, ELEMENTWISE
 from .patterns.group_norms import INSTANCE, OPERATORS
 from .patterns.linear import CONVOLUTIONS
 from .registry import Change, transform
-from .rewriter import add_initializer, discard, names, unused_name
 
 AXES_ARE_INPUT = 13  # the opset from which the axes of Unsqueeze and Squeeze are inputs
 SEQUENCE = 3  # axes: batch, channels, time

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, node_name
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes, constant, graph_of, node_name
+from .graphs.rewriter import derive_initializer, insert_before, names, remove, replace, unused_name
 from .registry import Change, LeftAlone, transform
-from .rewriter import derive_initializer, insert_before, names, remove, replace, unused_name
 
 LONG = 0.5  # the least length of a kernel, as a share of the sequence
 LARGEST = 2**20  # elements of a matrix at most; 4 MiB of float32

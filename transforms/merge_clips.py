@@ -8,12 +8,12 @@ from math import inf
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, node_name, one_number, producer_of, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes, constant, graph_of, node_name, one_number, producer_of, sole_reader
+from .graphs.rewriter import add_initializer, discard, names, remove, replace_node, unused_name
 from .int8.ops import CLIP_TAKES_INPUTS
 from .patterns.elementwise import bounds_of
 from .registry import Change, transform
-from .rewriter import add_initializer, discard, names, remove, replace_node, unused_name
 
 CLIPPED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
 CLIPS_DOUBLES = 12  # the opset from which the runtime has a kernel of Clip for float64

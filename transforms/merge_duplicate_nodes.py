@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
-from .constant_values import RANDOM
 from .deduplicate_initializers import merge_initializers
-from .graph import computing_graphs
+from .graphs.queries import computing_graphs
+from .graphs.rewriter import quiet
+from .parts.constant_values import RANDOM
 from .registry import Change, transform
-from .rewriter import quiet
 
 MARK = "requant_unique"
 TYPES = frozenset({ir.AttributeType.TYPE_PROTO, ir.AttributeType.TYPE_PROTOS})

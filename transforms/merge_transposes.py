@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import code_graphs, producer_of, sole_reader
+from .graphs.queries import code_graphs, producer_of, sole_reader
+from .graphs.rewriter import remove
 from .registry import Change, transform
-from .rewriter import remove
 
 
 @transform("merge_transposes")

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from .graph import computing_graphs, is_standard
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_graphs, is_standard
 from .registry import Change, transform
 
 Parts: TypeAlias = Sequence[ir.Value | None]

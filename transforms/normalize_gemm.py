@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, node_name, stays_finite
+from .graphs.queries import computing_nodes, constant, graph_of, node_name, stays_finite
+from .graphs.rewriter import add_initializer, derive_initializer, discard, insert_before, names, replace, unused_name
 from .int8.ops import GEMM_NEEDS_NO_C
 from .registry import Change, LeftAlone, transform
-from .rewriter import add_initializer, derive_initializer, discard, insert_before, names, replace, unused_name
 
 BROADCASTS_C = 7  # the opset from which C is broadcast by the rules of numpy
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})

@@ -8,7 +8,7 @@ from itertools import count, product
 
 import onnx_ir as ir
 
-from .graph import every_graph, own_values
+from .graphs.queries import every_graph, own_values
 from .registry import Change, transform
 
 LETTERS = string.ascii_letters

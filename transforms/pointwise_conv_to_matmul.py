@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, is_standard, made_by, node_name, sole_reader
+from .graphs.queries import computing_nodes, constant, graph_of, is_standard, made_by, node_name, sole_reader
+from .graphs.rewriter import derive_initializer, insert_before, names, remove, remove_if_unread, replace, unused_name
 from .registry import Change, LeftAlone, transform
-from .rewriter import derive_initializer, insert_before, names, remove, remove_if_unread, replace, unused_name
 
 SWAP = (0, 2, 1)  # the last two axes of a sequence
 

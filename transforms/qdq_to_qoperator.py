@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, constant, graph_of, producer_of, sole_reader
+from .graphs.queries import MS, computing_nodes, constant, graph_of, producer_of, sole_reader
+from .graphs.rewriter import derive_initializer, discard, names, remove_if_unread, replace_node, unused_name
 from .int8.existing import is_linear
 from .int8.ops import OPS, Op, only_moves
 from .int8.qlinear import Quantized, equal_parameters
@@ -15,7 +16,6 @@ from .int8.qparams import QParams
 from .patterns import pads
 from .patterns.elementwise import clip_bounds
 from .registry import Change, transform
-from .rewriter import derive_initializer, discard, names, remove_if_unread, replace_node, unused_name
 
 BYTES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 Build = Callable[[ir.Node, list[Quantized], "Quantized | None"], "ir.Node | None"]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, constant, graph_of, key, node_name
+from .graphs.queries import MS, computing_nodes, constant, graph_of, key, node_name
+from .graphs.rewriter import add_initializer, discard, names, replace_node, unused_name
 from .int8.writer import FIRST_WITH_AXIS
 from .registry import Change, LeftAlone, transform
-from .rewriter import add_initializer, discard, names, replace_node, unused_name
 
 Triple = tuple[int, int, int]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, graph_of, key, one_number, plain_shape, producer_of, sole_reader
+from .graphs.queries import MS, graph_of, key, one_number, plain_shape, producer_of, sole_reader
+from .graphs.rewriter import add_initializer, names, unused_name
 from .patterns.attention import GROUP_QUERY
 from .registry import Change, LeftAlone, transform
-from .rewriter import add_initializer, names, unused_name
 
 ZERO_POINT, MOST = 128, 127
 AXES, ROWS = 4, 2  # (batch, heads, rows, columns)

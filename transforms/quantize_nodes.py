@@ -10,16 +10,16 @@ import numpy as np
 import onnx_ir as ir
 
 from ..system.numbers import FLOAT_MAX
-from .functions import DOMAIN, add_functions, drop_functions
-from .graph import constant, is_standard, node_name, producer_of
+from .graphs.queries import constant, is_standard, node_name, producer_of
+from .graphs.rewriter import add_initializer, names, remove, remove_if_unread, replace, unused_name
 from .int8.ops import OPS, only_moves
 from .int8.plan import Unit
 from .int8.qlinear import Quantized
 from .int8.qparams import Array
 from .int8.units import units
+from .parts.functions import DOMAIN, add_functions, drop_functions
 from .patterns.elementwise import clip_bounds
 from .registry import Change, TransformError, transform
-from .rewriter import add_initializer, names, remove, remove_if_unread, replace, unused_name
 
 UINT8, INT32, FLOAT = (ir.TensorType(t) for t in (ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.FLOAT))
 Range = tuple[float, float] | None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .functions import DOMAIN
-from .graph import QDQ, constant, release
+from .graphs.queries import QDQ, constant, release
+from .graphs.rewriter import add_initializer, drop_unused, names, replace, unused_name
 from .int8.ops import OPS, Op
 from .int8.qparams import quantize, symmetric_s8
+from .parts.functions import DOMAIN
 from .registry import Change, transform
-from .rewriter import add_initializer, drop_unused, names, replace, unused_name
 
 
 @transform("quantize_weights", after=("fold_batch_norms",), changes_values=True)

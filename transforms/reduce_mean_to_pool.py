@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import axes_of, code_graphs, is_standard
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import axes_of, code_graphs, is_standard
+from .graphs.rewriter import discard, names, replace_node, unused_name
 from .registry import Change, transform
-from .rewriter import discard, names, replace_node, unused_name
 
 IMAGES = (4, 5)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
+from .graphs.rewriter import quiet
 from .registry import Change, transform
-from .rewriter import quiet
 
 
 @transform("remove_default_inputs", changes_io=True)

@@ -10,12 +10,21 @@ from itertools import chain
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, constant, graph_of, is_standard, node_name, producer_of, sole_reader
+from .graphs.queries import MS, computing_nodes, constant, graph_of, is_standard, node_name, producer_of, sole_reader
+from .graphs.rewriter import (
+    can_replace,
+    derive_initializer,
+    names,
+    remove,
+    remove_unread,
+    replace,
+    replace_node,
+    unused_name,
+)
 from .int8.forms import LSTM_ATTRIBUTES
 from .int8.ops import MOVES
 from .int8.qparams import Array, QParams, dequantize
 from .registry import Change, LeftAlone, transform
-from .rewriter import can_replace, derive_initializer, names, remove, remove_unread, replace, replace_node, unused_name
 
 RANGES = "DynamicQuantizeLinear"
 AT_RUN_TIME = frozenset({("", RANGES), (MS, "DynamicQuantizeMatMul"), (MS, "DynamicQuantizeLSTM")})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes
+from .graphs.rewriter import remove, replace
 from .registry import Change, transform
-from .rewriter import remove, replace
 
 REPEATING = frozenset("Add Div Equal Greater Less Max Min Mul Pow Sub Where".split())
 """Operators that repeat an operand along axes of length 1."""

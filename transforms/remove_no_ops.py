@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from .graph import code_graphs, constant, integers_of, producer_of, unread
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import code_graphs, constant, integers_of, producer_of, unread
+from .graphs.rewriter import can_replace, remove, replace
 from .patterns import pads
 from .registry import Change, transform
 from .remove_nodes import is_training
-from .rewriter import can_replace, remove, replace
 
 Rule = Callable[[ir.Node, Known], bool]
 

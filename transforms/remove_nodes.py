@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from .graph import code_graphs, constant, unread
-from .inference import stand_ins
+from .graphs.inference import stand_ins
+from .graphs.queries import code_graphs, constant, unread
+from .graphs.rewriter import can_replace, remove, replace
 from .registry import Change, transform
-from .rewriter import can_replace, remove, replace
 
 # Operators whose output equals their first input, outside of training (`is_training`).
 COPIES = frozenset({"Identity", "Dropout"})

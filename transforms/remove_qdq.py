@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, is_standard, producer_of
+from .graphs.queries import computing_nodes, constant, graph_of, is_standard, producer_of
+from .graphs.rewriter import (
+    add_initializer,
+    can_replace,
+    discard,
+    names,
+    remove,
+    remove_if_unread,
+    replace,
+    unused_name,
+)
 from .int8.existing import is_linear, zero_point_of
 from .int8.qlinear import equal_parameters
 from .int8.qparams import QParams, dequantize
 from .registry import Change, LeftAlone, transform
-from .rewriter import add_initializer, can_replace, discard, names, remove, remove_if_unread, replace, unused_name
 
 
 @transform("remove_qdq", changes_values=True)

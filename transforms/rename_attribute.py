@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import every_node, key
+from .graphs.queries import every_node, key
 from .registry import Change, TransformError, transform
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .. import UnknownNameError
-from .graph import computing_graphs, own_values
+from .graphs.queries import computing_graphs, own_values
 from .registry import Change, TransformError, transform
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from .graph import MS, computing_nodes, constant, graph_of, is_standard, producer_of
+from .graphs.queries import MS, computing_nodes, constant, graph_of, is_standard, producer_of
+from .graphs.rewriter import add_initializer, discard, names, unused_name
 from .int8.existing import is_linear
 from .int8.ops import OPS, only_moves
 from .int8.qparams import INT32_MAX, QParams, asymmetric_u8
 from .qoperator_to_qdq import qop_of
 from .registry import Change, LeftAlone, transform
-from .rewriter import add_initializer, discard, names, unused_name
 
 Slot = tuple[ir.Node, int, int]
 """A node, and the indices of its inputs that are the scale and zero point of a tensor."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_graphs, constant, release
+from .graphs.queries import computing_graphs, constant, release
 from .int8.qparams import Array
 from .registry import Change, TransformError, transform
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, graph_of, node_name, one_number, producer_of, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import computing_nodes, graph_of, node_name, one_number, producer_of, sole_reader
+from .graphs.rewriter import add_initializer, can_replace, names, remove, replace_node, unused_name
 from .int8.ops import CLIP_TAKES_INPUTS
 from .patterns.elementwise import bounds_of
 from .registry import Change, transform
-from .rewriter import add_initializer, can_replace, names, remove, replace_node, unused_name
 
 TAKES_SCALE = frozenset({"BatchNormalization", "Conv", "ConvTranspose", "Gemm"})
 """Operators into which a scale and a shift behind them fold."""

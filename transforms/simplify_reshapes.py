@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import axes_of, computing_nodes, made_by, node_name, producer_of, sole_reader
+from .graphs.queries import axes_of, computing_nodes, made_by, node_name, producer_of, sole_reader
+from .graphs.rewriter import add_target, can_replace, discard, names, remove, remove_unread, replace, replace_node
 from .merge_transposes import merged
+from .parts.reshape_before_transpose import RESHAPES, moved_before, transposed_alone
+from .parts.tokens_and_images import moved_to_tokens
 from .patterns.attention import REPEATS
 from .patterns.lengths import Axis, Lengths, Named, is_computed
 from .registry import Change, transform
-from .reshape_before_transpose import RESHAPES, moved_before, transposed_alone
-from .rewriter import add_target, can_replace, discard, names, remove, remove_unread, replace, replace_node
-from .tokens_and_images import moved_to_tokens
 
 SHAPE_IS_INPUT = 5  # the opset from which the target of a Reshape is an input
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from .graph import axes_of, computing_nodes, constant, graph_of, node_name, producer_of, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import axes_of, computing_nodes, constant, graph_of, node_name, producer_of, sole_reader
+from .graphs.rewriter import add_initializer, discard, names, remove, replace, unused_name
 from .patterns.elementwise import BATCH_NORM, Place, channels_of
 from .patterns.linear import CONVOLUTIONS
 from .registry import Change, transform
-from .rewriter import add_initializer, discard, names, remove, replace, unused_name
 
 CHANNELS = 1  # the axis
 

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .graph import axes_of, computing_graphs, constant, graph_of, node_name
-from .inference import stand_ins
-from .patterns.transposed import REDUCTIONS, Part, does_as, order_of, parts_of, reshapes_of
-from .registry import Change, transform
-from .rewriter import (
+from .graphs.inference import stand_ins
+from .graphs.queries import axes_of, computing_graphs, constant, graph_of, node_name
+from .graphs.rewriter import (
     add_initializer,
     can_replace,
     discard,
@@ -22,6 +20,8 @@ from .rewriter import (
     replace,
     unused_name,
 )
+from .patterns.transposed import REDUCTIONS, Part, does_as, order_of, parts_of, reshapes_of
+from .registry import Change, transform
 
 
 @transform("sink_transposes", after=("fold_constants",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import every_graph
+from .graphs.queries import every_graph
 from .registry import Change, TransformError, transform
 
 

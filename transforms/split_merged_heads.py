@@ -7,11 +7,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .graph import computing_nodes, constant, graph_of, integers_of, made_by, node_name, one_number
-from .merged_heads import MERGED, SCALED, MergedHeads, merging, perm, value_of
+from .graphs.queries import computing_nodes, constant, graph_of, integers_of, made_by, node_name, one_number
+from .graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace, unused_name
 from .patterns.lengths import SAME, Axis, Length, Lengths, standard
+from .patterns.merged_heads import MERGED, SCALED, MergedHeads, merging, perm, value_of
 from .registry import Change, LeftAlone, transform
-from .rewriter import add_initializer, insert_before, names, remove_unread, replace, unused_name
 
 
 @transform("split_merged_heads", after=("fold_constants",))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_graphs, constant, node_name
+from .graphs.queries import computing_graphs, constant, node_name
+from .graphs.rewriter import names, unused_name
 from .int8.ops import row_of
 from .registry import Change, transform
-from .rewriter import names, unused_name
 
 
 @transform("split_shared_weights")

@@ -8,10 +8,10 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from .graph import axes_of, computing_nodes, graph_of, made_by, node_name, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import axes_of, computing_nodes, graph_of, made_by, node_name, sole_reader
+from .graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 from .registry import Change, transform
-from .rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 
 SPLIT_TAKES_LENGTHS = 13  # the opset from which the lengths are an input
 LONGEST = 4  # parts; a chain of more reads and writes too much

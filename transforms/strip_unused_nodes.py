@@ -8,10 +8,10 @@ import onnx_ir as ir
 
 from .. import UnknownNameError
 from ..system.numbers import whole_number
-from .graph import computing_graphs, known_shape, unread
-from .inference import inferred
+from .graphs.inference import inferred
+from .graphs.queries import computing_graphs, known_shape, unread
+from .graphs.rewriter import names, unused_name
 from .registry import Change, TransformError, transform
-from .rewriter import names, unused_name
 
 
 @transform("strip_unused_nodes", changes_io=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes
+from .graphs.queries import computing_nodes
+from .graphs.rewriter import replace_node
 from .registry import Change, transform
-from .rewriter import replace_node
 
 
 @transform("sum_to_add")

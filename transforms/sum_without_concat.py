@@ -9,10 +9,10 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
-from .graph import axes_of, computing_nodes, graph_of, is_standard, made_by, node_name, sole_reader
-from .inference import Known
+from .graphs.inference import Known
+from .graphs.queries import axes_of, computing_nodes, graph_of, is_standard, made_by, node_name, sole_reader
+from .graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace_by_earlier, unused_name
 from .registry import Change, transform
-from .rewriter import add_initializer, insert_before, names, remove_unread, replace_by_earlier, unused_name
 
 LONGEST = 16
 """The longest piece, in elements. A Concat on the last axis copies each row of each piece by itself, and short rows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .graph import computing_nodes, node_name
+from .graphs.queries import computing_nodes, node_name
+from .graphs.rewriter import insert_before, names, replace_node
 from .registry import Change, transform
-from .rewriter import insert_before, names, replace_node
 
 SLOPE, HALF = 1 / 6, 0.5
 """alpha and beta of the hard sigmoid in a HardSwish (https://onnx.ai/onnx/operators/onnx__HardSwish.html)."""

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .graph import (
+from .graphs.inference import ALIKE, stand_ins
+from .graphs.queries import (
     MS,
     computing_nodes,
     constant,
@@ -20,10 +21,7 @@ from .graph import (
     sole_reader,
     stays_finite,
 )
-from .inference import ALIKE, stand_ins
-from .int8.ops import CLIP_TAKES_INPUTS, GEMM_NEEDS_NO_C
-from .registry import Change, LeftAlone, transform
-from .rewriter import (
+from .graphs.rewriter import (
     add_initializer,
     derive_initializer,
     discard,
@@ -32,6 +30,8 @@ from .rewriter import (
     replace_by_earlier,
     unused_name,
 )
+from .int8.ops import CLIP_TAKES_INPUTS, GEMM_NEEDS_NO_C
+from .registry import Change, LeftAlone, transform
 
 # The activations of FusedConv and FusedGemm, with the attributes of the standard operator for their parameters.
 ACTIVATIONS: dict[str, tuple[str, ...]] = {

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph import (
+from .graphs.inference import Known
+from .graphs.queries import (
     computing_nodes,
     constant,
     graph_of,
@@ -19,10 +20,9 @@ from .graph import (
     producer_of,
     sole_reader,
 )
-from .inference import Known
+from .graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 from .patterns.attention import is_scaled_product
 from .registry import Change, transform
-from .rewriter import add_initializer, insert_before, names, remove_unread, replace_node, unused_name
 
 HIDDEN = -1e4  # a score of at most so much has no share of a softmax, beside scores that stand in front of it
 LOWEST = -1e30  # added to a score, it is all that is left of the sum in float32

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .functions import DOMAIN
-from .graph import MS, is_standard, own_values
-from .inference import stand_ins
+from .graphs.inference import stand_ins
+from .graphs.queries import MS, is_standard, own_values
+from .graphs.rewriter import LARGE, can_replace, names, remove, replace, unused_name
+from .parts.functions import DOMAIN
 from .registry import Change, LeftAlone, transform
-from .rewriter import LARGE, can_replace, names, remove, replace, unused_name
 
 FLOAT = ir.DataType.FLOAT
 HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})

@@ -19,7 +19,7 @@ from requant.cli import main as requant
 from requant.quantize.options.declared import CHECK, QUANTIZE
 from requant.quantize.options.option import Option
 from requant.transforms import REGISTRY
-from requant.transforms.describe import reference as transforms_page
+from requant.transforms.pipelines.describe import reference as transforms_page
 from website.docstrings import package_page
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 from .probabilities import KEEPS, comes_from
 
 HALF = 0.5

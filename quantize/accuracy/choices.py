@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ...transforms.graph import constant, is_float32
+from ...transforms.graphs.queries import constant, is_float32
 from ...transforms.int8.ops import OPS
 
 SELECTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})

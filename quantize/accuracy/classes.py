@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.samples import Sample
-from ...calibration.session import Array
+from ...calibration.data.samples import Sample
+from ...calibration.model.session import Array
 from .columns import FIXED, Columns
 from .transcripts import text_losses
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 
 FIXED = 0.8
 """Rows are no scores per class if a larger share of their variance is that of the columns' means.

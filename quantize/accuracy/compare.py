@@ -12,11 +12,11 @@ from typing import Any
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import InputSpec, input_specs, open_session
-from ...calibration.sources import DataSource, Source, open_source
-from ...calibration.state import Link, summary
+from ...calibration.data.sources import DataSource, Source, open_source
+from ...calibration.model.session import InputSpec, input_specs, open_session
+from ...calibration.model.state import Link, summary
 from ...system.given import MOST_ITEMS, check_function, check_kind, check_path, checked_integer
-from ...transforms.inference import outputs_of
+from ...transforms.graphs.inference import outputs_of
 from ...transforms.remove_dynamic_quantization import count_at_run_time
 from ..model.files import Weights, load_model, size_on_disk
 from ..model.state import passed_on, possible_state

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ... import RequantError
-from ...calibration.samples import Sample
-from ...calibration.session import Array
-from ...calibration.sources import Source
+from ...calibration.data.samples import Sample
+from ...calibration.data.sources import Source
+from ...calibration.model.session import Array
 from ...system.given import check_kind
 from .classes import Interval
 from .metrics import Metric, Score, by_row

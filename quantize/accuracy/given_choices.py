@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from ...transforms.graph import nodes_by_name
-from ...transforms.inference import inferred
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import nodes_by_name
 from .choices import BEFORE_LAYERS, PREFIX, Reader, chooses, computed_inputs, into, is_layer, was_given
 
 GIVEN = frozenset({"TopK", "ArgMax", "ArgMin", "Equal", "NonMaxSuppression"})

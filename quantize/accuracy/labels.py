@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...calibration.samples import DataError, Sample
-from ...calibration.session import Array
+from ...calibration.data.samples import DataError, Sample
+from ...calibration.model.session import Array
 from .classes import Outputs, candidates, evident_scores, heads_of
 
 

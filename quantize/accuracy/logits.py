@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.graph import is_standard, plain_shape
+from ...transforms.graphs.queries import is_standard, plain_shape
 from ...transforms.int8.ops import MOVES
 from .choices import Reader, into
 from .classes import SEQUENCE

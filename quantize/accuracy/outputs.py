@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ... import RequantError
-from ...calibration.samples import Sample
-from ...calibration.session import Array
+from ...calibration.data.samples import Sample
+from ...calibration.model.session import Array
 from ..runtime.own_state import OwnState
 from ..runtime.spread import spread
 from .above_half import AboveHalf

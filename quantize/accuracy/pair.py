@@ -9,9 +9,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TypeAlias
 
-from ...calibration.samples import Sample
-from ...calibration.session import FEW, Array, ModelSource
-from ...calibration.sources import Source
+from ...calibration.data.samples import Sample
+from ...calibration.data.sources import Source
+from ...calibration.model.session import FEW, Array, ModelSource
 from ..model.files import Weights
 from ..runtime.clock import race
 from ..runtime.own_state import OwnState

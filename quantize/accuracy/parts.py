@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 from .classes import class_axis
 
 GAP = 1e3

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import constant, is_standard, plain_shape, producer_of
-from ...transforms.inference import inferred
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import constant, is_standard, plain_shape, producer_of
 from ...transforms.int8.ops import MOVES
 from .sqnr import FAINT
 

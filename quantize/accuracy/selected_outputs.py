@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from ...system.printable import one_line
-from ...transforms.graph import constant, is_float32, producer_of
-from ...transforms.inference import inferred
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import constant, is_float32, producer_of
 from .choices import (
     BEFORE_LAYERS,
     CHOOSES,

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 from .classes import Outputs, is_float
 
 Powers: TypeAlias = tuple[float, float]

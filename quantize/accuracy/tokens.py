@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...calibration.samples import Sample
-from ...calibration.session import Array
+from ...calibration.data.samples import Sample
+from ...calibration.model.session import Array
 from .classes import SEQUENCE, Outputs, are_probabilities, is_float
 
 ROWS = 256

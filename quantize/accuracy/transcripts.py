@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...calibration.samples import Sample
-from ...calibration.session import Array
+from ...calibration.data.samples import Sample
+from ...calibration.model.session import Array
 
 BLANK = 1 / 3
 """The share of steps that the blank fills, at least."""

@@ -78,7 +78,7 @@ def transforms(name: str | None, groups: bool, markdown: bool, as_json: bool) ->
     requant transforms fold_batch_norms
     """
     from ...transforms import GROUPS, REGISTRY, load_plugins, lookup, parse_groups
-    from ...transforms.describe import describe, describe_group, page, reference
+    from ...transforms.pipelines.describe import describe, describe_group, page, reference
 
     load_plugins()
     if sum((name is not None, groups, markdown)) > 1 or (markdown and as_json):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from ...calibration.checks import Finding
-from ...calibration.state import Link, summary
+from ...calibration.checks.findings import Finding
+from ...calibration.model.state import Link, summary
 from ...system.printable import number_of
-from ...transforms.graph import MS
+from ...transforms.graphs.queries import MS
 from ...transforms.int8.plan import Impl
 from ..accuracy.compare import Comparison
 from ..accuracy.frontier import Frontier

@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.histogram import Histogram, Statistic
-from ...calibration.ranges import Range
-from ...calibration.rule_result import Function, least_result_error
-from ...calibration.session import Array, open_session, run_session
-from ...transforms.graph import is_standard
+from ...calibration.model.session import Array, open_session, run_session
+from ...calibration.rules.ranges import Range
+from ...calibration.rules.result import Function, least_result_error
+from ...calibration.statistics.histogram import Histogram, Statistic
+from ...transforms.graphs.queries import is_standard
 from ..job import Job
 from ..options.given_ranges import precision_of
 

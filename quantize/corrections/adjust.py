@@ -10,8 +10,8 @@ from itertools import islice
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import Array
-from ...transforms.graph import nodes_by_name
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import nodes_by_name
 from ...transforms.int8.block_weights import in_blocks
 from ...transforms.int8.plan import Impl
 from ...transforms.int8.weights import Adjustment

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 from ...transforms.int8.weights import Adjustment
 from .layer_by_layer import Layer, channel_means
 

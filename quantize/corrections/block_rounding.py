@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 from ...transforms.int8.block_weights import Blocked, in_blocks
 from .layer_by_layer import BlockLayer
 from .rounding import FOLDS, ROWS, SPARSE, Moments, losses, round_columns, surely

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...transforms.graph import constant, release
+from ...transforms.graphs.queries import constant, release
 from ...transforms.int8.ops import OPS
 from ...transforms.patterns.channel_scales import Fold
 

@@ -10,13 +10,13 @@ from itertools import product
 import numpy as np
 import onnx_ir as ir
 
+from ...calibration.data.samples import Sample
 from ...calibration.execution import Execution
-from ...calibration.runner import observe
-from ...calibration.samples import Sample
+from ...calibration.runs.runner import observe
 from ...system.printable import number_of
-from ...transforms.equalize import Group, equalize, groups
-from ...transforms.graph import node_name
-from ...transforms.rewriter import names, unused_name
+from ...transforms.graphs.queries import node_name
+from ...transforms.graphs.rewriter import names, unused_name
+from ...transforms.parts.equalize import Group, equalize, groups
 from ..job import Job
 from ..model.files import serialize
 from .channel_noise import Channels, Floats, Reader, reader_of, total

@@ -9,9 +9,9 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import constant, made_by, nodes_by_name
-from ...transforms.inference import inferred
+from ...calibration.model.session import Array
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import constant, made_by, nodes_by_name
 from ...transforms.int8.block_weights import Blocked
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.packed_conv import packing_of

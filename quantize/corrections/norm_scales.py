@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from ...calibration.data.samples import Sample
 from ...calibration.execution import Execution
-from ...calibration.runner import observe
-from ...calibration.samples import Sample
+from ...calibration.runs.runner import observe
 from ...system.printable import number_of
-from ...transforms.graph import constant, node_name
-from ...transforms.norm_scales import NormedChannels, find_normed, scale_normed
-from ...transforms.rewriter import names, unused_name
+from ...transforms.graphs.queries import constant, node_name
+from ...transforms.graphs.rewriter import names, unused_name
+from ...transforms.parts.norm_scales import NormedChannels, find_normed, scale_normed
 from ..job import Job
 from ..model.files import serialize
 from .channel_noise import Floats

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import open_session
+from ...calibration.model.session import open_session
 from ..model.files import serialize
 from .pieces import Piece, Reads, extracted
 

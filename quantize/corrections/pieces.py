@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.analysis import analyze_implicit_usage
 
-from ...transforms.graph import constant
+from ...transforms.graphs.queries import constant
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 from ...transforms.int8.qparams import QParams
 from ...transforms.int8.saturation import PAIR_LIMIT, pair_partners
 from .layer_by_layer import Layer

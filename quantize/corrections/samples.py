@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ...transforms.graph import constant, nodes_by_name
+from ...transforms.graphs.queries import constant, nodes_by_name
 from ...transforms.int8.plan import Plan
 from ..job import Job
 from ..model.shapes import fed_shapes

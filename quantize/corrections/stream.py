@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import run_session
-from ...transforms.inference import inferred
+from ...calibration.model.session import run_session
+from ...transforms.graphs.inference import inferred
 from ..runtime.spread import spread
 from .piece_models import PieceModels
 from .pieces import Piece, Reads, Uses, cut
@@ -19,7 +19,7 @@ from .pieces import Piece, Reads, Uses, cut
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-    from ...calibration.session import Array
+    from ...calibration.model.session import Array
 
 
 GROUP = 8

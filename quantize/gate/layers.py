@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.samples import Sample
-from ...calibration.session import Array, Feed, ModelSource, describe, open_session, runtime_message
+from ...calibration.data.samples import Sample
+from ...calibration.model.session import Array, Feed, ModelSource, describe, open_session, runtime_message
 from ...system.apart import PathLike
-from ...transforms.graph import QDQ, computing_graphs, constant, producer_of
+from ...transforms.graphs.queries import QDQ, computing_graphs, constant, producer_of
 from ..accuracy.classes import is_float
 from ..accuracy.sqnr import decibels, powers
 from ..model.files import Weights, load_model, serialize

@@ -17,10 +17,19 @@ import msgspec
 import numpy as np
 
 from ... import RequantError
-from ...calibration.decoding import LARGE_FILE, Count, Finite, Number, convert, convert_rows, load_json, plain_number
-from ...calibration.files import write_atomically
-from ...calibration.npy import DEFLATE
-from ...calibration.session import Array
+from ...calibration.data.npy import DEFLATE
+from ...calibration.model.session import Array
+from ...calibration.range_files.decoding import (
+    LARGE_FILE,
+    Count,
+    Finite,
+    Number,
+    convert,
+    convert_rows,
+    load_json,
+    plain_number,
+)
+from ...calibration.range_files.range_file import write_atomically
 from ...system.given import check_path
 from ...system.regular import check_replaceable
 from ..accuracy.metrics import Score, metric_named

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.identity import fingerprint
-from ...calibration.samples import Sample
-from ...calibration.session import Array
-from ...calibration.sources import Source
+from ...calibration.data.samples import Sample
+from ...calibration.data.sources import Source
+from ...calibration.model.identity import fingerprint
+from ...calibration.model.session import Array
 from ..accuracy.classes import Outputs, evident_scores, is_float
 from ..accuracy.drop import versus
 from ..accuracy.metrics import METRICS, Metric, Score, by_row

@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from ... import RequantError
-from ...calibration.files import write_atomically
+from ...calibration.range_files.range_file import write_atomically
 from ...system.apart import PathLike, check_apart
 from ...system.printable import CELL, printable, printable_lines, sentence
 from ...system.regular import open_waitless, reason_of

@@ -14,15 +14,15 @@ from typing import Any
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.identity import fingerprint
-from ...calibration.samples import Sample
-from ...calibration.sources import DataSource, Source
-from ...calibration.state import Link
+from ...calibration.data.samples import Sample
+from ...calibration.data.sources import DataSource, Source
+from ...calibration.model.identity import fingerprint
+from ...calibration.model.state import Link
 from ...system.apart import PathLike
 from ...system.given import MOST_ITEMS, check_function, check_kind, checked_integer, normalise_fields, or_default
 from ...system.printable import printable
 from ...system.regular import check_file
-from ...transforms.inference import outputs_of
+from ...transforms.graphs.inference import outputs_of
 from ..accuracy.classes import open_rows
 from ..accuracy.compare import common_inputs
 from ..accuracy.metrics import Metric, fitted, metric_named, of_probabilities

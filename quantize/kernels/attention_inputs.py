@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, constant
-from ...transforms.inference import inferred
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import Shape, constant
+from ...transforms.graphs.rewriter import add_initializer, insert_before, unused_name
 from ...transforms.patterns.attention import FoundAttention
-from ...transforms.rewriter import add_initializer, insert_before, unused_name
 
 BIAS, PADDING = 3, 4  # among the inputs of a MultiHeadAttention
 HEADS_AND_ROWS = np.array([1, 2], np.int64)

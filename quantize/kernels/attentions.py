@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, constant, nodes_by_name
+from ...transforms.graphs.queries import Shape, constant, nodes_by_name
+from ...transforms.graphs.rewriter import names
 from ...transforms.int8.ops import ATTENTION, OPS
 from ...transforms.int8.plan import Unit
 from ...transforms.patterns.attention import HEADS, HEADS_FIRST, ROWS_FIRST, FoundAttention, attention_among
 from ...transforms.patterns.cached_attention import cached
-from ...transforms.rewriter import names
 from .attention_inputs import PlainInputs
 from .caches import cached_call
 from .call import Call, Tensors, attributes_of

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ...transforms.graph import MS, constant, has_plain_window, sole_reader
-from ...transforms.rewriter import add_initializer, names, remove_unread, replace_node, unused_name
+from ...transforms.graphs.queries import MS, constant, has_plain_window, sole_reader
+from ...transforms.graphs.rewriter import add_initializer, names, remove_unread, replace_node, unused_name
 from .chains import INTEGER, Chain, chain_of, is_uint8, table_of
 from .convolution_calls import CONVOLUTION, fits_operator
 from .nodes import native_node

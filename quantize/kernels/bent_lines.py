@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import constant
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import constant
 from .chains import Chain, spread, table_of
 from .curves import steps_of
 

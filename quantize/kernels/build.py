@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
 
-from ...calibration.session import OPERATORS
+from ...calibration.model.session import OPERATORS
 
 SOURCES = Path(__file__).parent / "native"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")

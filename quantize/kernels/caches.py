@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ...transforms.graph import nodes_by_name
+from ...transforms.graphs.queries import nodes_by_name
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Unit
 from ...transforms.patterns.attention import CACHES, GROUP_QUERY

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import Shape
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import Shape
 from .chains import Chain
 
 

@@ -8,15 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import (
-    Shape,
-    constant,
-    has_plain_window,
-    nodes_by_name,
-    sole_reader,
-    whole_first,
-)
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import Shape, constant, has_plain_window, nodes_by_name, sole_reader, whole_first
 from ...transforms.int8.ops import GROUP_NORM, INTERPOLATION, RELUS, SLOPED
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.qlinear import equal_parameters

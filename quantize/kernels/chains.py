@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array, open_session, run_session
-from ...transforms.graph import constant
+from ...calibration.model.session import Array, open_session, run_session
+from ...transforms.graphs.queries import constant
 from ...transforms.patterns.elementwise import Place, channels_of
 
 INTEGER: Mapping[str, tuple[Mapping[int, int], int]] = {

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import MS, constant, made_by
-from ...transforms.rewriter import add_initializer, insert_before, names, remove_unread, replace, unused_name
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import MS, constant, made_by
+from ...transforms.graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace, unused_name
 from .products import DYNAMIC, FORMS, bias_of_form
 
 WEIGHTS, SCALE, ZERO = 1, 2, 3  # among the inputs of DynamicQuantizeMatMul, in front of the bias

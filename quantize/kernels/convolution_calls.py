@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import DEEPEST, constant, has_plain_window
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import DEEPEST, constant, has_plain_window
 from ...transforms.int8.packed_conv import BLOCK, Packing, packing_of, unpacked
 from ...transforms.patterns.conv_transposes import has_whole_strides
 from .call import Anchor, Call

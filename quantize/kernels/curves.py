@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import constant
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import constant
 from .chains import Chain, exact_values
 
 SEGMENTS = 64

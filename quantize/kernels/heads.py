@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import Array, open_session, run_session
-from ...transforms.graph import Shape, constant
+from ...calibration.model.session import Array, open_session, run_session
+from ...transforms.graphs.queries import Shape, constant
 from ...transforms.patterns.attention import BATCH_SECOND, HEADS, HEADS_OF, REPEATS, ROWS_FIRST
 from .chains import Constants, copied, serialized
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import NATIVE_DOMAIN
-from ...calibration.session import OPERATORS
+from ...calibration.model.session import OPERATORS
 
 VERSION = 2
 """The version of the operators' domain; ``kVersion`` in the sources. Models with another one run by their bodies."""

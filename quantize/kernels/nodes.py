@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ...transforms.rewriter import add_initializer
+from ...transforms.graphs.rewriter import add_initializer
 from .library import VERSION
 
 OMITTED = f"{NATIVE_DOMAIN}/omitted"

@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ...transforms.graph import Shape, constant
+from ...transforms.graphs.queries import Shape, constant
+from ...transforms.graphs.rewriter import add_initializer, discard
 from ...transforms.patterns.norms_in_parts import FoundNormalization, find_normalization
-from ...transforms.rewriter import add_initializer, discard
 from .call import FLOATS, Call
 from .put_calls import put_calls
 

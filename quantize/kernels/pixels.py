@@ -7,7 +7,7 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, constant, sole_reader
+from ...transforms.graphs.queries import Shape, constant, sole_reader
 from .call import Call, Tensors
 from .functions import TO_NCHW, TO_NHWC
 from .put_calls import put_calls

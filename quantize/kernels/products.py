@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ...transforms.fuse_gelu import find_gelu
-from ...transforms.graph import MS, Shape, constant, key, sole_reader
+from ...transforms.graphs.queries import MS, Shape, constant, key, sole_reader
 from ...transforms.int8.plan import Unit
 from ...transforms.patterns.linear import bias_behind
 from .call import FLOATS, Anchor, Call

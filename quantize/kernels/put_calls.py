@@ -7,9 +7,16 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, graph_of
-from ...transforms.rewriter import add_initializer, names, remove_if_unread, remove_unread, replace_node, unused_name
-from ...transforms.rewriter import replace as replace_value
+from ...transforms.graphs.queries import Shape, graph_of
+from ...transforms.graphs.rewriter import (
+    add_initializer,
+    names,
+    remove_if_unread,
+    remove_unread,
+    replace_node,
+    unused_name,
+)
+from ...transforms.graphs.rewriter import replace as replace_value
 from .bent_lines import bent_lines_of
 from .call import Call, Results, attributes_of
 from .calls import LINES

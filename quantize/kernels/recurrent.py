@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import constant, graph_of, made_by, nodes_by_name
+from ...transforms.graphs.queries import constant, graph_of, made_by, nodes_by_name
+from ...transforms.graphs.rewriter import add_initializer, insert_before, names, unused_name
 from ...transforms.int8.existing import insert_product, zero_point_of
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.recurrent import BACKWARD, STATES
-from ...transforms.rewriter import add_initializer, insert_before, names, unused_name
 from .call import FLOATS, Call, Results, attributes_of
 from .put_calls import put_calls
 

@@ -8,8 +8,8 @@ from itertools import permutations
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, axes_of, constant, is_standard, made_by, producer_of
-from ...transforms.inference import inferred
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import Shape, axes_of, constant, is_standard, made_by, producer_of
 from .call import Call, Tensors
 from .put_calls import put_calls
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import Shape, constant, made_by
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import Shape, constant, made_by
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.qparams import QParams, quantize
 from ...transforms.patterns.elementwise import clip_bounds

@@ -7,7 +7,7 @@ from math import prod
 
 import onnx_ir as ir
 
-from ...transforms.graph import Shape, constant, is_standard, sole_reader
+from ...transforms.graphs.queries import Shape, constant, is_standard, sole_reader
 from ...transforms.int8.existing import is_linear
 from .call import FLOATS, Call, Tensors
 from .chains import is_uint8

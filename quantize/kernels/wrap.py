@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ...transforms.graph import Shape, constant, graph_of
+from ...transforms.graphs.queries import Shape, constant, graph_of
+from ...transforms.graphs.rewriter import add_initializer, names, remove_unread, unused_name
 from ...transforms.int8.plan import Unit
-from ...transforms.rewriter import add_initializer, names, remove_unread, unused_name
 from .call import Call, Tensors, attributes_of
 from .calls import PAIR, Surroundings, call_of
 from .chains import table_of

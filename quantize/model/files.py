@@ -17,19 +17,19 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from ... import RequantError
-from ...calibration.file_tensor import read_from_files
-from ...calibration.onnx_files import parse_proto, read_proto
-from ...calibration.session import LARGE, Serialized
-from ...calibration.stamps import locations
+from ...calibration.model.onnx_files import parse_proto, read_proto
+from ...calibration.model.session import LARGE, Serialized
+from ...calibration.runs.file_tensor import read_from_files
+from ...calibration.runs.stamps import locations
 from ...system.apart import PathLike
 from ...system.given import check_kind, check_path
 from ...system.notes import note
 from ...system.regular import check_file, check_replaceable, reason_of
 from ...system.scratch import scratch_folder
 from ...transforms import VerifyError, verify
-from ...transforms.graph import release
-from ...transforms.rewriter import quiet
-from ...transforms.tensors import external_tensors, load_tensors, tensors
+from ...transforms.graphs.queries import release
+from ...transforms.graphs.rewriter import quiet
+from ...transforms.graphs.tensors import external_tensors, load_tensors, tensors
 from ..runtime.compiled_for import refuse_foreign
 from .raw_weights import FileBytes, MalformedError, without_weights
 from .side_files import home_of, refer, tensor_of, weights_of, write_side

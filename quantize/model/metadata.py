@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import onnx_ir as ir
 
 from ... import RequantError, __version__
-from ...calibration.decoding import convert
+from ...calibration.range_files.decoding import convert
 from ...system.values import decode_json
 from ...transforms import METADATA_KEY
 from ...transforms.int8.existing import MADE_KEY, VERSION_KEY

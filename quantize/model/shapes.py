@@ -10,16 +10,16 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from ... import RequantError, UnknownNameError
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 from ...system.given import check_kind, checked_integer, normalise_fields
 from ...system.numbers import whole_number
 from ...transforms.fold_constants import fold_constants
-from ...transforms.graph import computing_graphs, constant, is_standard, plain_shape
-from ...transforms.inference import infer, inferred
+from ...transforms.graphs.inference import infer, inferred
+from ...transforms.graphs.queries import computing_graphs, constant, is_standard, plain_shape
+from ...transforms.graphs.rewriter import LARGE, quiet
+from ...transforms.graphs.tensors import load_tensors
 from ...transforms.inline_functions import ORIGIN, inline_functions
-from ...transforms.rewriter import LARGE, quiet
-from ...transforms.tensors import load_tensors
-from ...transforms.verify import KEPT_AWAY
+from ...transforms.pipelines.verify import KEPT_AWAY
 from .types import runtime_types
 
 SHAPES = frozenset({"Shape", "Size"})

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from ...calibration.sources import Source
-from ...calibration.state import hint, summary
-from ...transforms.graph import is_standard, producer_of
+from ...calibration.data.sources import Source
+from ...calibration.model.state import hint, summary
+from ...transforms.graphs.queries import is_standard, producer_of
 
 ALONE = "the data give it: each sample is judged alone, and errors that add up in a carried state are not seen"
 

@@ -8,13 +8,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.evaluation import evaluated
-from ...transforms.graph import MS, constant, graph_of, release
+from ...transforms.graphs.evaluation import evaluated
+from ...transforms.graphs.queries import MS, constant, graph_of, release
+from ...transforms.graphs.rewriter import (
+    add_initializer,
+    derive_initializer,
+    drop_unused,
+    insert_before,
+    names,
+    unused_name,
+)
+from ...transforms.graphs.tensors import tensors
 from ...transforms.int8.existing import insert_product, is_linear, released_name, zero_point_of
 from ...transforms.int8.qparams import QParams, along_axis
 from ...transforms.registry import LeftAlone
-from ...transforms.rewriter import add_initializer, derive_initializer, drop_unused, insert_before, names, unused_name
-from ...transforms.tensors import tensors
 
 FLOAT = ir.DataType.FLOAT
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

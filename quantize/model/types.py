@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import DTYPES, open_session
-from ...transforms.inference import inferred
+from ...calibration.model.session import DTYPES, open_session
+from ...transforms.graphs.inference import inferred
 from .files import serialize
 from .shown import show_tensors
 

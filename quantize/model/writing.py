@@ -10,13 +10,13 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.files import replacing
+from ...calibration.range_files.range_file import replacing
 from ...system.apart import PathLike
 from ...system.notes import note_written
 from ...system.regular import check_replaceable, reason_of
 from ...system.scratch import OLD, exclusive, scratch_folder
 from ...transforms.externalize_weights import EXTERNAL, external_threshold
-from ...transforms.tensors import external_tensors, load_tensors, tensors
+from ...transforms.graphs.tensors import external_tensors, load_tensors, tensors
 from . import files
 from .files import data_files, side_file
 from .raw_weights import with_weights

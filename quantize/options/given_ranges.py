@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.files import RangeFile, load_ranges, shard_text
-from ...calibration.identity import differences, listed
-from ...calibration.log import Log, is_log, load_log
-from ...calibration.overrides import Overrides, load_overrides
-from ...calibration.precision import Precision
-from ...calibration.ranges import Rule, parse_rule
+from ...calibration.model.identity import differences, listed
+from ...calibration.range_files.log import Log, is_log, load_log
+from ...calibration.range_files.overrides import Overrides, load_overrides
+from ...calibration.range_files.range_file import RangeFile, load_ranges, shard_text
+from ...calibration.rules.precision import Precision
+from ...calibration.rules.ranges import Rule, parse_rule
 from ...system.printable import number_of
 from ...transforms.int8.qparams import Scheme
 from .efforts import EFFORTS

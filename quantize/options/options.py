@@ -8,9 +8,9 @@ from typing import Any
 
 from ... import RequantError
 from ...calibration.execution import Execution
-from ...calibration.files import RangeFile
-from ...calibration.overrides import Overrides
-from ...calibration.ranges import parse_rule
+from ...calibration.range_files.overrides import Overrides
+from ...calibration.range_files.range_file import RangeFile
+from ...calibration.rules.ranges import parse_rule
 from ...system.given import names_of, normalise_fields
 from ...transforms.int8.qparams import BlockForm, Scheme
 from .declared import AUTO, FORMATS, KERNELS, PLACES, PRECISIONS, RUNTIMES, TARGETS, Strategy

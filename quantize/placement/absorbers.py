@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from ...transforms.graph import constant
+from ...transforms.graphs.queries import constant
 from ...transforms.int8.plan import Impl, Plan, Unit
 from .facts import Facts
 from .obstacles import FUNCTIONS

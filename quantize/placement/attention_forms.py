@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ...transforms.graph import is_float32, plain_shape
+from ...transforms.graphs.queries import is_float32, plain_shape
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.reasons import NONE, Reason
 from ...transforms.patterns.attention import FoundAttention, attention_among

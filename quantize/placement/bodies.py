@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ...transforms.graph import computing_graphs
+from ...transforms.graphs.queries import computing_graphs
 from ...transforms.int8.ops import MOVES
 from ...transforms.int8.plan import Choice, Impl, Plan
 from ..job import Candidate, Job, Placement

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from ...transforms.graph import constant
+from ...transforms.graphs.queries import constant
 from ...transforms.int8.ops import only_moves, row_of
 from ...transforms.patterns.elementwise import ELEMENTWISE, bounds_of
 

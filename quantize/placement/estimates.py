@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ...transforms.graph import constant
+from ...transforms.graphs.queries import constant
 from ...transforms.int8.ops import GATE, OPS
 from ...transforms.int8.plan import Impl, Unit
 

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from ...transforms.graph import node_name, nodes_by_name
-from ...transforms.inference import inferred
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import node_name, nodes_by_name
 from ...transforms.int8.existing import is_finished
 from ...transforms.int8.plan import Impl
 from ...transforms.int8.qparams import BlockForm

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ...calibration.session import Array, ModelSource
+from ...calibration.model.session import Array, ModelSource
 from ...transforms.int8.plan import Choice, Impl, Plan
 from ..job import Candidate, Job, Purpose
 from ..runtime.attribution import Owners, Spent

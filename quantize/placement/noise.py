@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import constant
+from ...transforms.graphs.queries import constant
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Choice, Impl, Plan, Unit
 from .absorbers import unrounded

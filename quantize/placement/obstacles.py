@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ...transforms.graph import (
+from ...transforms.graphs.queries import (
     DEEPEST,
     constant,
     has_plain_window,

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from ...transforms.graph import MS, constant, made_by, release
+from ...transforms.graphs.queries import MS, constant, made_by, release
 from ...transforms.int8.forms import gate_obstacle
 from ...transforms.int8.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8.ops import Op, only_moves

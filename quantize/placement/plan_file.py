@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from ... import RequantError, UnknownNameError
-from ...calibration.decoding import convert_rows, load_document
-from ...calibration.files import written_after
-from ...calibration.identity import listed
+from ...calibration.model.identity import listed
+from ...calibration.range_files.decoding import convert_rows, load_document
+from ...calibration.range_files.range_file import written_after
 from ...transforms.int8.plan import Choice, Impl, Plan
 from ...transforms.int8.reasons import NONE, other
 from .facts import Facts

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ..job import Job
 from ..model.shapes import fed_shapes

@@ -14,7 +14,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ...system.given import check_kind, or_default
-from ...transforms.graph import axes_of, bodies, computing_graphs, plain_shape
+from ...transforms.graphs.queries import axes_of, bodies, computing_graphs, plain_shape
 from ...transforms.int8.ops import ATTENTIONS, GATE, GROUP_NORM, OPS, SLOPED, float_reason
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl, Plan, Unit
 from ...transforms.int8.qparams import BlockForm, Scheme
@@ -24,7 +24,7 @@ from ...transforms.patterns.attention import OPERATORS, find_attention, missing_
 from ...transforms.patterns.group_norms import OPERATORS as NORMS
 from ...transforms.patterns.group_norms import find_group_norm
 from ...transforms.patterns.slopes import find_sloped
-from ...transforms.verify import check_model
+from ...transforms.pipelines.verify import check_model
 from ..options.declared import Strategy
 from ..options.selection import ORDERS, Selection
 from ..runtime.kernels import uint8_kernels

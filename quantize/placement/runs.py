@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ...calibration.session import FEW, Array
-from ...transforms.graph import nodes_by_name
+from ...calibration.model.session import FEW, Array
+from ...transforms.graphs.queries import nodes_by_name
 from ..job import Job
 from ..model.shapes import fed_shapes
 from .estimates import runs_in

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.files import write_atomically
+from ...calibration.range_files.range_file import write_atomically
 from ...system.regular import reason_of
 from ..model.files import check_output
 from ..placement.plan_file import plan_path

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.sources import DataSource
+from ...calibration.data.sources import DataSource
 from ...system.given import check_function, or_default
 from ...system.scratch import exclusive
 from ..api import quantize_in

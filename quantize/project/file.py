@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import RequantError
-from ...calibration.decoding import load_toml
+from ...calibration.range_files.decoding import load_toml
 from ...system.given import check_path
 from ..gate.lock import check_writable
 from ..options.declared import BASELINE, CHECK, QUANTIZE

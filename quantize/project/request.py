@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import RequantError
 from ...calibration import DataSpec
-from ...calibration.text import SUFFIXES as TABLES
+from ...calibration.data.text import SUFFIXES as TABLES
 from ..accuracy.drop import parse_drop
 from ..accuracy.metrics import metric_named
 from ..api import quantize_model, search_model

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.session import InputSpec, input_specs, open_session
+from ...calibration.model.session import InputSpec, input_specs, open_session
 from ...system.printable import CELL, is_utf8, one_line, printable, quoted
 from ..gate.baseline import Tolerances
 from ..model.files import load_model

@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...calibration.session import ModelSource
-from ...transforms.graph import QDQ
+from ...calibration.model.session import ModelSource
+from ...transforms.graphs.queries import QDQ
 from ...transforms.int8.plan import Plan
 from ..accuracy.sqnr import finite
 from ..job import Job

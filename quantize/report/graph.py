@@ -11,8 +11,8 @@ from typing import Any
 import onnx_ir as ir
 
 from ...system.printable import number_of
-from ...transforms.graph import constant, node_name
-from ...transforms.inference import inferred
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import constant, node_name
 from .record import Graph, Node
 
 LONGEST = 120

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.files import write_atomically
+from ...calibration.range_files.range_file import write_atomically
 from ...system.apart import PathLike
 from ..model.files import check_output, load_model
 from ..result import Result

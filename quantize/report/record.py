@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ... import RequantError
-from ...calibration.checks import Finding
-from ...calibration.decoding import LARGE_FILE, Finite, convert, load_json
+from ...calibration.checks.findings import Finding
+from ...calibration.range_files.decoding import LARGE_FILE, Finite, convert, load_json
 from ...transforms.int8.plan import Impl
 from ..accuracy.outputs import Labelled
 

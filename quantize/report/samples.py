@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...calibration.samples import Sample
-from ...calibration.session import Array
+from ...calibration.data.samples import Sample
+from ...calibration.model.session import Array
 from ..accuracy.classes import Outputs, Tally, is_float
 from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import judge_pair

@@ -10,13 +10,13 @@ from itertools import islice
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.histogram import Histogram
-from ...calibration.observations import Observations
-from ...calibration.ranges import Range
-from ...calibration.runner import observe
-from ...calibration.samples import Sample
-from ...calibration.session import Array
-from ...transforms.graph import constant, nodes_by_name
+from ...calibration.data.samples import Sample
+from ...calibration.model.session import Array
+from ...calibration.rules.ranges import Range
+from ...calibration.runs.runner import observe
+from ...calibration.statistics.histogram import Histogram
+from ...calibration.statistics.observations import Observations
+from ...transforms.graphs.queries import constant, nodes_by_name
 from ...transforms.int8.ops import row_of
 from ...transforms.int8.qparams import QParams, dequantize
 from ..accuracy.classes import is_float

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ... import RequantError
-from ...calibration.session import ModelSource, Serialized
+from ...calibration.model.session import ModelSource, Serialized
 from ...system.scratch import scratch_folder
 
 

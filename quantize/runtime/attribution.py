@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ...transforms.graph import QDQ
+from ...transforms.graphs.queries import QDQ
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Unit
 from .profile import KernelRun

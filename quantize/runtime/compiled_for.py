@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ... import RequantError
-from ...calibration.decoding import convert
+from ...calibration.range_files.decoding import convert
 from ...system.values import decode_json
 from .machine import flags
 

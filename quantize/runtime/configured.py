@@ -10,7 +10,7 @@ from typing import TypeAlias
 from onnxruntime import InferenceSession, SessionOptions
 
 from ... import RequantError
-from ...calibration.session import LOAD_HINTS, Array, runtime_message, start_session
+from ...calibration.model.session import LOAD_HINTS, Array, runtime_message, start_session
 from ...system.printable import quoted
 from .session import Runner
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ... import RequantError
-from ...calibration.samples import Sample
-from ...calibration.session import Array, ModelSource
-from ...calibration.sources import DataSource, Source, open_source
+from ...calibration.data.samples import Sample
+from ...calibration.data.sources import DataSource, Source, open_source
+from ...calibration.model.session import Array, ModelSource
 from .session import Runner
 
 

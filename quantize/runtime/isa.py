@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import UnknownNameError
-from ...calibration.session import open_session
+from ...calibration.model.session import open_session
 
 AUTO = "auto"
 

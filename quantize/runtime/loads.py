@@ -8,10 +8,10 @@ from itertools import islice
 
 import numpy as np
 
-from ...calibration.samples import Sample
-from ...calibration.sequences import COMPUTED, Carrier, Lengths, next_state
-from ...calibration.session import Array, Feed, InputSpec
-from ...calibration.sources import Source
+from ...calibration.data.samples import Sample
+from ...calibration.data.sequences import COMPUTED, Carrier, Lengths, next_state
+from ...calibration.data.sources import Source
+from ...calibration.model.session import Array, Feed, InputSpec
 from .inputs import first_sample, repeated
 from .timing import Regime
 

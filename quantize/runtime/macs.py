@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ...transforms.graph import made_by
+from ...transforms.graphs.queries import made_by
 
 NATIVE = tuple(
     f"{NATIVE_DOMAIN}.{operator}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ...calibration.bodies import bodies_of
-from ...transforms.graph import MS, QDQ, producer_of
+from ...calibration.model.bodies import bodies_of
+from ...transforms.graphs.queries import MS, QDQ, producer_of
 
 NCHWC = f"{MS}.nchwc"
 REORDERS = frozenset({"ReorderInput", "ReorderOutput"})

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ... import RequantError
-from ...calibration.session import Array, ModelSource, describe
+from ...calibration.model.session import Array, ModelSource, describe
 from ...system.printable import one_line
 from .as_file import as_file
 from .clock import clock_of

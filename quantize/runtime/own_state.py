@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...calibration.samples import Sample, Step
-from ...calibration.sequences import next_state
-from ...calibration.session import Array
+from ...calibration.data.samples import Sample, Step
+from ...calibration.data.sequences import next_state
+from ...calibration.model.session import Array
 
 
 class OwnState:

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from ... import NATIVE_DOMAIN, RequantError
-from ...calibration.session import ModelSource, describe, open_session
+from ...calibration.model.session import ModelSource, describe, open_session
 from ...system.scratch import check_room, scratch_folder
-from ...transforms.graph import CONTROL_FLOW
+from ...transforms.graphs.queries import CONTROL_FLOW
 from .clock import clock_of
 from .macs import NUMBER, accuracy_level, counted_as, multiplies_integers, multiply_accumulates
 from .session import Runner

@@ -10,10 +10,10 @@ from itertools import product
 import numpy as np
 
 from ... import RequantError
+from ...calibration.data.objects import python_object
+from ...calibration.data.sources import Source
 from ...calibration.execution import quarter_of_memory
-from ...calibration.objects import python_object
-from ...calibration.session import Array, InputSpec, ModelSource, describe
-from ...calibration.sources import Source
+from ...calibration.model.session import Array, InputSpec, ModelSource, describe
 from .session import Runner
 
 FREE = (8, 1, 16, 32, 64, 224)  # lengths to try for free axes; the first axis is a batch of 1

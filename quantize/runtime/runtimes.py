@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ... import RequantError, UnknownNameError
-from ...calibration.session import Array, ModelSource, describe, open_without_library
+from ...calibration.model.session import Array, ModelSource, describe, open_without_library
 from ...system.given import normalise_fields
 from .machine import Machine
 from .profile import Profile, profiled

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...calibration.session import (
-    Array,
-    InputSpec,
-    ModelSource,
-    describe,
-    input_specs,
-    open_session,
-    run_session,
-)
+from ...calibration.model.session import Array, InputSpec, ModelSource, describe, input_specs, open_session, run_session
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

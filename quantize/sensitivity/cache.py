@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.decoding import Number, convert, plain_number
-from ...calibration.samples import Sample
+from ...calibration.data.samples import Sample
+from ...calibration.range_files.decoding import Number, convert, plain_number
 from ...system.regular import read_file
 from ...system.values import decode_json
 from ..runtime.machine import Machine, folder, forgotten

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ...calibration.samples import Sample
-from ...transforms.graph import nodes_by_name
+from ...calibration.data.samples import Sample
+from ...transforms.graphs.queries import nodes_by_name
 from ..accuracy.probabilities import probability_outputs
 from ..accuracy.sqnr import decibels
 from .segments import Segment, segments

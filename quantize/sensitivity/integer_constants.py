@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import constant, made_by, nodes_by_name, producer_of
-from ...transforms.insert_qdq import constant_operands
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import constant, made_by, nodes_by_name, producer_of
 from ...transforms.int8.forms import lookups_of, with_lookups
+from ...transforms.int8.insert_qdq import constant_operands
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ...transforms.int8.qparams import QParams, Scheme, dequantize, quantize, symmetric_s8

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from ...calibration.samples import Sample
-from ...transforms.graph import constant
-from ...transforms.inference import inferred
+from ...calibration.data.samples import Sample
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import constant
 from ...transforms.strip_unused_nodes import strip_unused_nodes
 from ..model.files import serialize
 from ..runtime.session import Runner

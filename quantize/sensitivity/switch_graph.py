@@ -17,15 +17,15 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.session import Array
-from ...transforms.graph import constant, graph_of, nodes_by_name
+from ...calibration.model.session import Array
+from ...transforms.graphs.queries import constant, graph_of, nodes_by_name
+from ...transforms.graphs.rewriter import add_initializer, names, remove, unused_name
 from ...transforms.int8.forms import LEVELS, Lookup, lookup_rounding, lookups_of
 from ...transforms.int8.ops import GATE
 from ...transforms.int8.plan import Impl, Plan
 from ...transforms.int8.qparams import TINY, BlockForm, QParams, asymmetric_u8
 from ...transforms.int8.recurrent import keeps_input
 from ...transforms.int8.units import activations
-from ...transforms.rewriter import add_initializer, names, remove, unused_name
 
 SWITCHES = "requant_switches"
 FIRST_SPLIT_INPUT = 13  # since this opset the sizes of Split are an input

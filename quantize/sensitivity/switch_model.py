@@ -12,11 +12,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import RequantError
+from ...calibration.data.samples import Sample
 from ...calibration.execution import cpus
-from ...calibration.samples import Sample
-from ...calibration.session import Array, Feed, open_session, runtime_message
-from ...calibration.stamps import model_stamp
-from ...transforms.graph import nodes_by_name
+from ...calibration.model.session import Array, Feed, open_session, runtime_message
+from ...calibration.runs.stamps import model_stamp
+from ...transforms.graphs.queries import nodes_by_name
 from ...transforms.int8.plan import Plan
 from ...transforms.int8.qparams import QParams
 from ..accuracy.choices import PREFIX

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...calibration.histogram import Histogram, Statistic
-from ...calibration.observations import Observations
-from ...calibration.precision import Precision
-from ...calibration.ranges import Range, percentile
-from ...calibration.rule_error import expected_error
-from ...calibration.sums import Runs
+from ...calibration.rules.error import expected_error
+from ...calibration.rules.precision import Precision
+from ...calibration.rules.ranges import Range, percentile
+from ...calibration.statistics.histogram import Histogram, Statistic
+from ...calibration.statistics.observations import Observations
+from ...calibration.statistics.sums import Runs
 
 # All verdicts come from the values; names of nodes and tensors are not used.
 WIDE = 8.0  # ratio of a wide channel to the median one: the other channels lose three of the eight bits

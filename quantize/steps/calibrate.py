@@ -10,12 +10,12 @@ from io import StringIO
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.checks import Finding
-from ...calibration.files import RangeFile, load_ranges, merge_files, write_atomically
-from ...calibration.log import check_names, log_text
-from ...calibration.runner import run_logged
-from ...calibration.sources import DataSource, named_files
-from ...calibration.state import Link
+from ...calibration.checks.findings import Finding
+from ...calibration.data.sources import DataSource, named_files
+from ...calibration.model.state import Link
+from ...calibration.range_files.log import check_names, log_text
+from ...calibration.range_files.range_file import RangeFile, load_ranges, merge_files, write_atomically
+from ...calibration.runs.runner import run_logged
 from ...system.apart import PathLike, check_apart
 from ...system.given import check_function, check_path, kind_of, or_default
 from ...system.log_records import MARK

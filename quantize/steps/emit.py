@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from ...transforms import signature, verify
 from ...transforms.fuse_silu import fuse_silus
-from ...transforms.insert_qdq import insert_qdq
 from ...transforms.int8.existing import drop_round_trips
+from ...transforms.int8.insert_qdq import insert_qdq
 from ...transforms.int8.joined_convs import Joined, join_convs, with_joined
 from ...transforms.int8.ops import GATE, OPS
 from ...transforms.int8.plan import NATIVE_PRODUCTS, Impl, Plan

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ... import RequantError
-from ...calibration.samples import Sample
-from ...transforms.graph import constant
+from ...calibration.data.samples import Sample
+from ...transforms.graphs.queries import constant
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ...transforms.int8.recurrent import STATES, keeps_input

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ...calibration.sources import DataSource, named_files
+from ...calibration.data.sources import DataSource, named_files
 from ...system.apart import PathLike, check_apart
 from ...system.given import check_path
 from ...system.scratch import check_room

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...transforms import METADATA_KEY
-from ...transforms.graph import nodes_by_name
+from ...transforms.graphs.queries import nodes_by_name
 from ...transforms.int8.plan import Impl, Plan
 from ..accuracy.float_nodes import FloatNode
 from ..job import Job, Trial

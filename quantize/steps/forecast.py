@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from ...calibration.session import Array
+from ...calibration.model.session import Array
 from ...transforms.int8.ops import OPS
 from ..corrections.rounding import ROWS, SPARSE, columns_of, multiplications
 from ..corrections.samples import correcting_samples, walked_layers

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from ...calibration.kept import LIMIT, counted, kept
-from ...calibration.sequences import stretches
-from ...calibration.session import FEW
-from ...calibration.sources import Source
+from ...calibration.data.kept import LIMIT, counted, kept
+from ...calibration.data.sequences import stretches
+from ...calibration.data.sources import Source
+from ...calibration.model.session import FEW
 from ..job import Job
 from ..placement.runs import MOST_SAMPLES
 

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TypeVar
 
 from ... import RequantError
-from ...calibration.session import FEW
-from ...calibration.sources import Source
+from ...calibration.data.sources import Source
+from ...calibration.model.session import FEW
 from ..accuracy.above_half import sigmoid_outputs
 from ..accuracy.choices import Reader
 from ..accuracy.classes import open_rows

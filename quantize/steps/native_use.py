@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ...calibration.session import native_library
+from ...calibration.model.session import native_library
 from ..accuracy.promise import Promise
 from ..job import Candidate, Job, Trial
 from ..kernels.wrap import native_calls

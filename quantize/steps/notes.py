@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ...transforms.graph import constant
+from ...transforms.graphs.queries import constant
+from ...transforms.graphs.tensors import tensors
 from ...transforms.int8.existing import is_finished
 from ...transforms.int8.plan import Impl, Plan
-from ...transforms.tensors import tensors
 from ..accuracy.choices import GIVEN_NOTE, was_given
 from ..accuracy.selected_outputs import replaced_notes
 from ..job import Job, Trial

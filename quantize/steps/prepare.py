@@ -10,18 +10,18 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.identity import fingerprint, listed
-from ...calibration.newer import lower
-from ...calibration.session import open_session
-from ...calibration.sources import DataSource
+from ...calibration.data.sources import DataSource
+from ...calibration.model.identity import fingerprint, listed
+from ...calibration.model.newer import lower
+from ...calibration.model.session import open_session
 from ...transforms import Pipeline, PipelineResult, StepResult
-from ...transforms.graph import node_name, nodes_by_name
+from ...transforms.graphs.queries import node_name, nodes_by_name
+from ...transforms.graphs.rewriter import separate_bodies
 from ...transforms.inline_functions import taken_origins
 from ...transforms.int8.existing import given_params, is_finished, release_weights
 from ...transforms.int8.ops import ATTENTION
 from ...transforms.int8.plan import Plan
 from ...transforms.remove_dynamic_quantization import WRITERS as DYNAMIC
-from ...transforms.rewriter import separate_bodies
 from ...transforms.sort_by_execution_order import sort_by_execution_order
 from ..accuracy.pair import timing_note
 from ..job import Job

@@ -8,18 +8,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ...calibration import denormals, normalisation
-from ...calibration.checks import Finding, explain_broken, findings, growth, probe
-from ...calibration.denormals import denormal_shares
-from ...calibration.files import Data, RangeFile
-from ...calibration.identity import tensor_digests
-from ...calibration.log import Log
-from ...calibration.observations import Observations, Place
-from ...calibration.ranges import Range
-from ...calibration.runner import observe
-from ...calibration.session import Array
-from ...calibration.sums import Channels
-from ...transforms.graph import nodes_by_name
+from ...calibration.checks import denormals, normalisation
+from ...calibration.checks.denormals import denormal_shares
+from ...calibration.checks.findings import Finding, explain_broken, findings, growth, probe
+from ...calibration.model.identity import tensor_digests
+from ...calibration.model.session import Array
+from ...calibration.range_files.log import Log
+from ...calibration.range_files.range_file import Data, RangeFile
+from ...calibration.rules.ranges import Range
+from ...calibration.runs.runner import observe
+from ...calibration.statistics.observations import Observations, Place
+from ...calibration.statistics.sums import Channels
+from ...transforms.graphs.queries import nodes_by_name
 from ...transforms.int8.bias_correction import mean_axis
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Plan

@@ -9,10 +9,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.kept import kept
-from ...calibration.newer import lower
-from ...calibration.session import ModelSource, open_session
-from ...calibration.sources import DataSource, Source
+from ...calibration.data.kept import kept
+from ...calibration.data.sources import DataSource, Source
+from ...calibration.model.newer import lower
+from ...calibration.model.session import ModelSource, open_session
 from ..accuracy.labels import check_label
 from ..model.files import Weights, about, serialize
 from ..options.options import Options

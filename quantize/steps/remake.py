@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ...calibration.sources import DataSource
+from ...calibration.data.sources import DataSource
 from ...transforms.int8.plan import Impl, Plan
 from ..job import Evidence
 from ..model.metadata import Written, describe_origin

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.kept import kept
-from ...calibration.session import ModelSource
-from ...calibration.sources import DataSource, Source
-from ...calibration.stamps import data_stamp
+from ...calibration.data.kept import kept
+from ...calibration.data.sources import DataSource, Source
+from ...calibration.model.session import ModelSource
+from ...calibration.runs.stamps import data_stamp
 from ...system.given import check_kind
 from ...transforms.int8.plan import Plan
 from ..accuracy.drop import Allowance, reaches, same_data

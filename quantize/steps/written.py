@@ -7,7 +7,7 @@ import json
 
 import onnx_ir as ir
 
-from ...calibration.observations import Observations
+from ...calibration.statistics.observations import Observations
 from ...transforms.int8.plan import Plan
 from ..job import Job
 from ..model.files import load_model

@@ -12,13 +12,13 @@ from typing import Any
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.identity import fingerprint
-from ...calibration.overrides import Overrides, overrides_from_json
-from ...calibration.sources import DataSource
+from ...calibration.data.sources import DataSource
+from ...calibration.model.identity import fingerprint
+from ...calibration.range_files.overrides import Overrides, overrides_from_json
 from ...system.apart import PathLike
 from ...transforms import METADATA_KEY, parse, run
+from ...transforms.graphs.tensors import external_tensors
 from ...transforms.int8.existing import MADE_KEY, VERSION_KEY
-from ...transforms.tensors import external_tensors
 from ..model.files import about, check_output, load_model, side_file, staging
 from ..model.metadata import (
     OPTIONS_KEY,

@@ -16,16 +16,16 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.files import Data, RangeFile
-from ...calibration.observations import Observations
-from ...calibration.ranges import parse_rule
-from ...calibration.runner import observe
-from ...calibration.samples import Sample
-from ...calibration.session import LARGE
-from ...calibration.sources import DataSource, Source
+from ...calibration.data.samples import Sample
+from ...calibration.data.sources import DataSource, Source
+from ...calibration.model.session import LARGE
+from ...calibration.range_files.range_file import Data, RangeFile
+from ...calibration.rules.ranges import parse_rule
+from ...calibration.runs.runner import observe
+from ...calibration.statistics.observations import Observations
 from ...system.given import check_function, check_kind, checked_integer, names_of, or_default
-from ...transforms.graph import nodes_by_name, plain_shape
-from ...transforms.inference import inferred
+from ...transforms.graphs.inference import inferred
+from ...transforms.graphs.queries import nodes_by_name, plain_shape
 from ...transforms.int8.plan import Plan
 from ..accuracy.choices import GIVEN_NOTE, Reader
 from ..accuracy.given_choices import layered_choices, readers_of, with_choices

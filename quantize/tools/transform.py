@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.session import ModelSource, open_session
+from ...calibration.model.session import ModelSource, open_session
 from ...system.apart import PathLike
 from ...system.given import check_function, check_kind, check_path, normalise_fields, or_default
 from ...system.printable import one_line

@@ -205,7 +205,7 @@ def run_kill(case: Case, server: Server, main: Main) -> Outcome:
 
 def checkpoint_often() -> None:
     """Let calibration write its checkpoint after each batch, and not every five seconds: a run takes one second."""
-    from requant.calibration import checkpoint
+    from requant.calibration.runs import checkpoint
 
     checkpoint.SECONDS = 0.0
 

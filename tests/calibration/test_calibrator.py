@@ -12,7 +12,7 @@ import pytest
 
 from requant import RequantError
 from requant.calibration import Calibrator, DataError, Execution, load_ranges
-from requant.calibration.samples import Sample, checked
+from requant.calibration.data.samples import Sample, checked
 
 MODEL = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
 g (float[N, 2] x) => (float[N, 2] y) { y = Add(x, x) }""").SerializeToString()
@@ -156,7 +156,7 @@ def test_samples_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         names.append(sample.where)
         return checked(sample, inputs)
 
-    monkeypatch.setattr("requant.calibration.sources.checked", counted)
+    monkeypatch.setattr("requant.calibration.data.sources.checked", counted)
     calibrator().observe(stream(FEEDS[:3]))
     assert len(names) == 3
 

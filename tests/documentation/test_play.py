@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from requant.calibration.session import OPERATORS
+from requant.calibration.model.session import OPERATORS
 from requant.cli import main
 
 from ..installed import PIP, install_wheel, settings
@@ -28,7 +28,7 @@ VERDICTS = {"quantize", "check", "diff"}
 """Commands whose exit code 1 is an answer, which the clock of a busy machine may give."""
 PRELUDES = {
     "docs/calibration.md": 'import numpy as np\nmore = np.load("calib.npz")["image"][:8, None]\n',
-    "docs/deploy.md": 'from requant.calibration.session import open_session\nsession = open_session("model_here.onnx")\n',
+    "docs/deploy.md": 'from requant.calibration import open_session\nsession = open_session("model_here.onnx")\n',
     "docs/metrics.md": "import numpy as np\n",
     "docs/plugins.md": "import onnx_ir as ir\n",
     "docs/report.md": "import numpy as np\nfeeds = [{'image': i[None]} for i in np.load('calib.npz')['image'][:40]]\n",

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.calibration import load_ranges
-from requant.calibration.session import FEW
+from requant.calibration.model.session import FEW
 from requant.quantize import (
     Options,
     Result,

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from requant import RequantError
-from requant.calibration.files import replacing, write_atomically
+from requant.calibration.range_files.range_file import replacing, write_atomically
 from requant.cli import main
 from requant.quantize.model.files import load_model
 from requant.quantize.model.writing import save_model

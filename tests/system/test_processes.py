@@ -423,7 +423,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_model(
             raise OSError(28, os.strerror(28))
         sync(fd)
 
-    monkeypatch.setattr("requant.calibration.files.os.fsync", full)
+    monkeypatch.setattr("requant.calibration.range_files.range_file.os.fsync", full)
     arguments = ["quantize", SAMPLES / "digits.onnx", "--data", f"{SAMPLES / 'digits.npz'}:calib", "--samples", "20"]
     arguments += ["--place", "rules", "--force-int8", "-o", output, "--external-data", "--report", tmp_path / "q.html"]
     done = CliRunner().invoke(main, list(map(str, arguments)))
@@ -505,7 +505,7 @@ def test_empty_entries_of_the_path(
 
 
 def test_telemetry_of_the_runtime_is_off_unless_the_user_wants_it(tmp_path: Path) -> None:
-    code = "import os, requant.calibration.session; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    code = "import os, requant.calibration.model.session; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     told = []
     for given in ({}, {"ORT_DISABLE_TELEMETRY": "0"}):
         environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | given

@@ -14,9 +14,9 @@ import onnxruntime as ort
 import pytest
 from onnx_ir.passes.common import NameFixPass
 
-from requant.calibration.mend import mend
+from requant.calibration.model.mend import mend
 from requant.transforms import METADATA_KEY, REGISTRY, parse, run, signature
-from requant.transforms.graph import every_node, node_name
+from requant.transforms.graphs.queries import every_node, node_name
 
 # What a transform needs: the parameters of its step, and the pipelines that bring a float model to its stage.
 # {log} is a file that names every node of the model at that stage whose range a log can freeze, {ranges} one of all

@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 
 from requant.transforms import REGISTRY, Change, TransformError, run, signature, verify
-from requant.transforms.functions import add_functions
+from requant.transforms.parts.functions import add_functions
 
 convert_opset = REGISTRY["convert_opset"]
 

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.transforms import run
 
 TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16}

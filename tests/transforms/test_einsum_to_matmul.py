@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from requant.transforms import REGISTRY, Change, run
-from requant.transforms.rewriter import LARGE
+from requant.transforms.graphs.rewriter import LARGE
 
 einsum_to_matmul = REGISTRY["einsum_to_matmul"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from requant import UnknownNameError
 from requant.transforms import REGISTRY, Change, run
-from requant.transforms.tensors import tensors
+from requant.transforms.graphs.tensors import tensors
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.transforms.fuse_channel_norms import fuse_channel_norms
 
 QUOTIENTS = (

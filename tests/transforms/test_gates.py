@@ -15,13 +15,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize import Options, Selection, quantize_model
 from requant.quantize.runtime.profile import executed
 from requant.quantize.sensitivity.switch_model import tensor_switches
 from requant.transforms import verify
-from requant.transforms.insert_qdq import insert_qdq
 from requant.transforms.int8.forms import gate_obstacle, gate_params, lookup_rounding, to_lookup
+from requant.transforms.int8.insert_qdq import insert_qdq
 from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import QParams, Scheme, asymmetric_u8
 from requant.transforms.int8.units import units

@@ -6,8 +6,8 @@ import onnxruntime as ort
 import pytest
 
 from requant.transforms import REGISTRY, Change, TransformError, run, verify
-from requant.transforms.functions import add_functions
 from requant.transforms.inline_functions import ORIGIN
+from requant.transforms.parts.functions import add_functions
 
 inline_functions = REGISTRY["inline_functions"]
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from requant.transforms import run
-from requant.transforms.graph import constant, every_node
+from requant.transforms.graphs.queries import constant, every_node
+from requant.transforms.graphs.rewriter import add_initializer
 from requant.transforms.patterns.linear import CONVOLUTIONS
-from requant.transforms.pipeline import parse
-from requant.transforms.rewriter import add_initializer
+from requant.transforms.pipelines.pipeline import parse
 
 SHAPES = {
     "w": (16, 16, 3),

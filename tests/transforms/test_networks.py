@@ -19,9 +19,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.transforms import REGISTRY, TransformError, parse_groups, run
-from requant.transforms.graph import every_node
+from requant.transforms.graphs.queries import every_node
 from requant.transforms.registry import REQUIRED
 
 Feeds = Mapping[str, Array]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from requant.transforms import REGISTRY, Change, run, verify
-from requant.transforms.rewriter import LARGE
+from requant.transforms.graphs.rewriter import LARGE
 
 normalize_gemm = REGISTRY["normalize_gemm"]
 

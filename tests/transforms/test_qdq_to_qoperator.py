@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.transforms import REGISTRY, Change, verify
 from requant.transforms.qoperator_to_qdq import QOPS
 

@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant import RequantError
 from requant.calibration import Sample, run_logged
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.transforms import METADATA_KEY, REGISTRY, Change, TransformError, run
 from requant.transforms.int8.existing import drop_round_trips
-from requant.transforms.min_max_log import high_percentile, low_percentile
+from requant.transforms.parts.min_max_log import high_percentile, low_percentile
 
 NodeSpec = tuple[str, list[str], str, dict[str, Any]]  # operator, inputs, output, attributes
 

@@ -11,7 +11,7 @@ import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from requant.transforms import run
-from requant.transforms.graph import constant
+from requant.transforms.graphs.queries import constant
 
 Array = npt.NDArray[np.float32]
 RANDOM = np.random.default_rng(5)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.transforms import TransformError
 from requant.transforms.round_weights import SMALL, round_weights
 

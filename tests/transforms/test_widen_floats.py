@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 
 from requant.transforms import REGISTRY, Change, run, signature, verify
-from requant.transforms.rewriter import LARGE
+from requant.transforms.graphs.rewriter import LARGE
 
 widen_floats = REGISTRY["widen_floats"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, graph_of
-from ..rewriter import replace_node
+from ..graphs.queries import MS, graph_of
+from ..graphs.rewriter import replace_node
 from .block_weights import Blocked
 from .plan import Unit
 from .weights import WeightWriter

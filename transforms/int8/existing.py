@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
-from ..graph import MS, constant, producer_of, sole_reader
-from ..rewriter import add_initializer, insert_before, names, remove, remove_if_unread, replace, unused_name
+from ..graphs.queries import MS, constant, producer_of, sole_reader
+from ..graphs.rewriter import add_initializer, insert_before, names, remove, remove_if_unread, replace, unused_name
 from .ops import RELUS, row_of
 from .qlinear import equal_parameters
 from .qparams import Array, QParams, dequantize

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, graph_of, made_by
+from ..graphs.queries import MS, graph_of, made_by
+from ..graphs.rewriter import discard, remove, remove_if_unread, replace_node
 from ..patterns import pads
-from ..rewriter import discard, remove, remove_if_unread, replace_node
 from .gru_form import to_scan
 from .ops import FUNCTION, OPS
 from .plan import Plan, Unit

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, graph_of, node_name
-from ..rewriter import add_initializer, remove, replace
+from ..graphs.queries import MS, graph_of, node_name
+from ..graphs.rewriter import add_initializer, remove, replace
 from .plan import Unit
 from .qparams import Array, quantize
 from .recurrent import BACKWARD

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import Shape, constant, node_name, nodes_by_name, producer_of, release
-from ..inference import inferred
-from ..rewriter import remove_unread, replace_node
+from ..graphs.inference import inferred
+from ..graphs.queries import Shape, constant, node_name, nodes_by_name, producer_of, release
+from ..graphs.rewriter import remove_unread, replace_node
 from .plan import Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, fit_bias
 from .writer import Writer

@@ -11,7 +11,7 @@ from typing import Literal
 
 from onnx_ir import Node
 
-from ..graph import MS, key
+from ..graphs.queries import MS, key
 from ..patterns.attention import GROUP_QUERY
 from . import reasons
 from .reasons import NONE, Reason

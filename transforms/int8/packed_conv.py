@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import constant, made_by, producer_of
-from ..rewriter import remove_if_unread
+from ..graphs.queries import constant, made_by, producer_of
+from ..graphs.rewriter import remove_if_unread
 from .qparams import Array
 from .writer import Writer
 

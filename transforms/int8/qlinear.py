@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, constant
-from ..rewriter import add_initializer, unused_name
+from ..graphs.queries import MS, constant
+from ..graphs.rewriter import add_initializer, unused_name
 from .qparams import Array, QParams, dequantize, fit_bias, quantize, quantize_bias
 
 Quantized = tuple[ir.Value, ir.Value, ir.Value]  # integer tensor, scale, zero point

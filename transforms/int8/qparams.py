@@ -19,7 +19,7 @@ from ... import RequantError, UnknownNameError
 from ...system.given import normalise_fields
 
 Array: TypeAlias = npt.NDArray[Any]
-"""An array of any type; outside of `transforms` it is that of `calibration/session.py`."""
+"""An array of any type; outside of `transforms` it is that of `calibration/model/session.py`."""
 Index = tuple[slice, ...]
 
 BLOCK = 2**18

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import constant, graph_of
-from ..rewriter import discard, insert_before
+from ..graphs.queries import constant, graph_of
+from ..graphs.rewriter import discard, insert_before
 from .qparams import quantize
 from .weights import WeightWriter
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, QDQ, constant, graph_of, is_standard, producer_of, sole_reader
-from ..inference import inferred
+from ..graphs.inference import inferred
+from ..graphs.queries import MS, QDQ, constant, graph_of, is_standard, producer_of, sole_reader
+from ..graphs.rewriter import add_initializer, discard, names, remove_if_unread, replace_node, unused_name
 from ..patterns import pads
-from ..rewriter import add_initializer, discard, names, remove_if_unread, replace_node, unused_name
 from .forms import integer_source
 from .ops import OPS, RELUS
 from .plan import Impl, Plan

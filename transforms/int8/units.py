@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graph import constant, key, node_name, sole_reader
+from ..graphs.queries import constant, key, node_name, sole_reader
 from ..patterns.attention import FoundAttention
 from ..patterns.elementwise import channels_of, clip_bounds
 from ..patterns.linear import BY_CONSTANT

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import constant, graph_of, release
+from ..graphs.queries import constant, graph_of, release
+from ..graphs.rewriter import add_initializer, discard
 from ..patterns.linear import bias_behind
-from ..rewriter import add_initializer, discard
 from .bias_correction import mean_shift
 from .block_weights import Blocked, in_blocks
 from .ops import OPS, Op

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import MS, constant, node_name
-from ..rewriter import add_initializer, drop_unused, names, unused_name
+from ..graphs.queries import MS, constant, node_name
+from ..graphs.rewriter import add_initializer, drop_unused, names, unused_name
 from .qparams import Array, QParams, Scheme
 
 FIRST_WITH_AXIS = 13  # the opset whose QuantizeLinear and DequantizeLinear got an axis

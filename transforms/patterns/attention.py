@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ..graph import MS, constant, integers_of, is_standard, key, one_number, producer_of, scaled, sole_reader, unread
+from ..graphs.queries import (
+    MS,
+    constant,
+    integers_of,
+    is_standard,
+    key,
+    one_number,
+    producer_of,
+    scaled,
+    sole_reader,
+    unread,
+)
 
 GROUP_QUERY = f"{MS}.GroupQueryAttention"
 HEADS = (0, 2, 1, 3)

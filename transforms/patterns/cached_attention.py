@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graph import key, unread
+from ..graphs.queries import key, unread
 from .attention import CACHES, GROUP_QUERY, UNREAD, FoundAttention, are_factors, padded, unknown
 
 KNOWN = frozenset(

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..graph import MS, constant
+from ..graphs.queries import MS, constant
 from ..registry import LeftAlone
 from .channel_scales import Fold, Look, first, floats
 from .elementwise import clip_bounds

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graph import constant
+from ..graphs.queries import constant
 from ..registry import LeftAlone
 
 Floats = npt.NDArray[np.float64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..graph import DEEPEST, FARTHEST, has_plain_window
+from ..graphs.queries import DEEPEST, FARTHEST, has_plain_window
 from .resizes import IMAGE
 
 LONGEST = 256

@@ -7,7 +7,7 @@ from math import inf
 
 import onnx_ir as ir
 
-from ..graph import constant, one_number
+from ..graphs.queries import constant, one_number
 
 ELEMENTWISE = frozenset(
     "Abs Add Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish Mul Neg Pow Relu Selu Sigmoid "

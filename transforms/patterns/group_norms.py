@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ..graph import Shape, constant, is_standard, made_by, sole_reader
+from ..graphs.queries import Shape, constant, is_standard, made_by, sole_reader
 from .norms_in_parts import behind, of_each_place
 
 IMAGE, CHANNELS = 4, 1  # axes of an image, and that of the channels

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..graph import constant, integers_of, producer_of
-from ..inference import Known
+from ..graphs.inference import Known
+from ..graphs.queries import constant, integers_of, producer_of
 
 SAME = frozenset({"Cast", "Identity", "Squeeze", "Unsqueeze"})
 """Operators whose result has the numbers of their first input, in their order."""

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graph import constant, graph_of, is_standard, release, sole_reader
+from ..graphs.queries import constant, graph_of, is_standard, release, sole_reader
+from ..graphs.rewriter import add_initializer, discard, unused_name
 from ..registry import LeftAlone
-from ..rewriter import add_initializer, discard, unused_name
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..graph import Shape, axes_of, constant, is_standard, made_by, one_number, sole_reader
+from ..graphs.queries import Shape, axes_of, constant, is_standard, made_by, one_number, sole_reader
 
 Step: TypeAlias = tuple[ir.Node, ir.Value]
 """A Mul or Add, and its constant."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ..graph import constant, integers_of
+from ..graphs.queries import constant, integers_of
 
 LENGTHS, VALUE, AXES = 1, 2, 3  # the inputs of a Pad from opset 11 on; the axes came with opset 18
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graph import Shape, constant, is_standard
+from ..graphs.queries import Shape, constant, is_standard
 
 POSITIONS = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
 """Where the pixels of the result may lie among those of the image, in the order of the native operator."""

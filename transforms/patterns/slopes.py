@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import Shape, constant, is_standard, producer_of, sole_reader
+from ..graphs.queries import Shape, constant, is_standard, producer_of, sole_reader
 from .elementwise import Place, bounds_of, channels_of
 
 NO_BOUND = (-inf, float(np.finfo(np.float32).min))  # a Clip without a lower bound takes the least float for it

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import onnx_ir as ir
 
-from ..graph import axes_of, constant, is_standard
+from ..graphs.queries import axes_of, constant, is_standard
 
 UNARY = frozenset(
     "Abs Cast Ceil Clip Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity LeakyRelu Log Mish Neg Not Reciprocal "

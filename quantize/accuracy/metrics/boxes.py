@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .... import RequantError
-from ....calibration.session import Array
+from ....calibration.model.session import Array
 from ..classes import Outputs, is_float
 
 LEAST_SCORE = 0.001

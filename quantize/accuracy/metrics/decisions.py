@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....calibration.samples import DataError, Sample
-from ....calibration.session import Array
+from ....calibration.data.samples import DataError, Sample
+from ....calibration.model.session import Array
 from ..classes import Outputs, class_scores, predictions
 from ..labels import check_classes, class_labels
 from .items import Items, fits, floats, items_of_entries, no_fitting_output

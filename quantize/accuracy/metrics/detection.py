@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .... import RequantError
-from ....calibration.samples import DataError, Sample
-from ....calibration.session import Array
+from ....calibration.data.samples import DataError, Sample
+from ....calibration.model.session import Array
 from ..classes import Outputs
 from .boxes import Boxes, overlap, read_boxes
 from .items import Items

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from ....calibration.session import Array
+from ....calibration.model.session import Array
 from ..classes import Outputs, candidates
 from .metric import Metric
 

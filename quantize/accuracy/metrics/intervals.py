@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 
 from .... import RequantError
-from ....calibration.session import Array
+from ....calibration.model.session import Array
 from ..classes import Interval, Z
 from .named import Metric, mid_ranks
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .... import RequantError
-from ....calibration.samples import DataError, Sample
-from ....calibration.session import Array
+from ....calibration.data.samples import DataError, Sample
+from ....calibration.model.session import Array
 from ..classes import Outputs, class_scores, is_float, predictions, predictions_like
 from ..labels import check_classes, class_labels
 from ..sqnr import output_powers

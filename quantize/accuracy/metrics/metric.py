@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from .... import RequantError
-from ....calibration.objects import failing_at, on_path
-from ....calibration.samples import Sample
-from ....calibration.session import Array
+from ....calibration.data.objects import failing_at, on_path
+from ....calibration.data.samples import Sample
+from ....calibration.model.session import Array
 from ..classes import Outputs
 from .items import Items
 

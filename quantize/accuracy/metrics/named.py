@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from .... import RequantError, UnknownNameError
-from ....calibration.objects import Named, failing_at, named, on_path
-from ....calibration.session import Array
+from ....calibration.data.objects import Named, failing_at, named, on_path
+from ....calibration.model.session import Array
 from ....system.given import check_kind, kind_of
 from ..sqnr import decibels
 from . import decisions, detection, items, sequences, signals, vectors

@@ -12,13 +12,13 @@ from typing import TypeAlias
 import numpy as np
 
 from .... import RequantError
+from ....calibration.data.samples import DataError
+from ....calibration.data.sources import DataSpec, Source, open_source
 from ....calibration.execution import Execution, cpus
-from ....calibration.executors import width
-from ....calibration.pieces import Piece
-from ....calibration.pool import run_all
-from ....calibration.samples import DataError
-from ....calibration.session import Array, ModelSource, input_specs, open_session
-from ....calibration.sources import DataSpec, Source, open_source
+from ....calibration.model.session import Array, ModelSource, input_specs, open_session
+from ....calibration.runs.executors import width
+from ....calibration.runs.pieces import Piece
+from ....calibration.runs.pool import run_all
 from ....system.printable import number_of
 from ...runtime.as_file import as_file
 from ...runtime.progress import Progress, silent

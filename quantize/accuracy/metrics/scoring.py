@@ -9,9 +9,9 @@ from typing import TypeAlias
 import numpy as np
 
 from .... import RequantError
-from ....calibration.samples import DataError, Sample
-from ....calibration.session import Array, ModelSource
-from ....calibration.sources import Source
+from ....calibration.data.samples import DataError, Sample
+from ....calibration.data.sources import Source
+from ....calibration.model.session import Array, ModelSource
 from ....system.printable import number_of
 from ...runtime.as_file import as_file
 from ...runtime.own_state import OwnState

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .... import RequantError
-from ....calibration.samples import DataError, Sample
-from ....calibration.session import Array
+from ....calibration.data.samples import DataError, Sample
+from ....calibration.model.session import Array
 from ..classes import Outputs, is_float
 from ..labels import class_labels
 from ..transcripts import batch_first, blank_of, collapsed

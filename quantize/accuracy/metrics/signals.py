@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from .... import RequantError
-from ....calibration.samples import Sample
-from ....calibration.session import Array
+from ....calibration.data.samples import Sample
+from ....calibration.model.session import Array
 from ..classes import Outputs, is_float
 from .items import EXACT, Items, equal_items, fits, items_of_entries, no_fitting_output, numbers
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .... import RequantError
-from ....calibration.session import LARGE, Array, input_specs, open_session
-from ....calibration.sources import DataSource
+from ....calibration.data.sources import DataSource
+from ....calibration.model.session import LARGE, Array, input_specs, open_session
 from ....system.given import MOST_ITEMS, check_function, check_path, checked_integer, normalise_fields, or_default
 from ...model.files import is_ort, load_model, size_on_disk
 from ...model.shapes import Lengths, open_axes, resolve

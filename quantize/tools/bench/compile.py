@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from .... import RequantError
-from ....calibration.newer import lower
-from ....calibration.samples import Sample
-from ....calibration.session import open_session
-from ....calibration.sources import DataSource, Source, named_files
+from ....calibration.data.samples import Sample
+from ....calibration.data.sources import DataSource, Source, named_files
+from ....calibration.model.newer import lower
+from ....calibration.model.session import open_session
 from ....system.apart import check_apart
 from ....system.given import check_function, check_path, checked_integer
 from ....system.notes import note_written

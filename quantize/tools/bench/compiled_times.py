@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ....calibration.session import Array
+from ....calibration.model.session import Array
 from ...model.files import Weights, is_ort
 from ...runtime.clock import Times, race, uncertainty
 from ...runtime.configured import GAIN, Values, configured_run, open_configured, threads_of

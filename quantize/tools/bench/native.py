@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from .... import NATIVE_DOMAIN, RequantError
-from ....calibration.session import Array
+from ....calibration.model.session import Array
 from ....system.given import check_kind
 from ...kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from ...kernels.library import Kernels, kernels

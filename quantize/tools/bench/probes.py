@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ....calibration.session import Array, open_session
+from ....calibration.model.session import Array, open_session
 from ...runtime.isa import probe
 from ...runtime.macs import INTEGER, counted_as
 

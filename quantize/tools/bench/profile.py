@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ....calibration.session import Array
+from ....calibration.model.session import Array
 from ...model.files import load_model, serialize
 from ...runtime.described import described
 from ...runtime.executed import Kernel

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from .... import RequantError
 from ....calibration.execution import cpus
-from ....calibration.session import Array
+from ....calibration.model.session import Array
 from ...runtime.clock import Times, interleave, uncertainty
 from ...runtime.configured import GAIN, Value, Values, configured_run, snippet
 from ...runtime.machine import physical_cores

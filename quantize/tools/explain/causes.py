@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ....transforms.graph import producer_of
+from ....transforms.graphs.queries import producer_of
 from ...runtime.executed import Kernel
 from ...runtime.match import QUANTIZERS, Match
 from .float_reference import FloatReference

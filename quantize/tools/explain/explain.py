@@ -10,9 +10,9 @@ from typing import Any
 import onnx_ir as ir
 
 from .... import RequantError
-from ....calibration.samples import Sample
-from ....calibration.session import ModelSource
-from ....calibration.sources import DataSource
+from ....calibration.data.samples import Sample
+from ....calibration.data.sources import DataSource
+from ....calibration.model.session import ModelSource
 from ...model.files import load_model, serialize
 from ...runtime.described import described
 from ...runtime.executed import Kernel

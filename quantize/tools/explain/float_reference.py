@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .... import RequantError
-from ....calibration.session import Array
-from ....transforms.graph import MS
+from ....calibration.model.session import Array
+from ....transforms.graphs.queries import MS
 from ...model.files import serialize
 from ...runtime.executed import Kernel
 from ...runtime.profile import profiled

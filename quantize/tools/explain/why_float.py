@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .... import NATIVE_DOMAIN
-from ....transforms.graph import constant, made_by, producer_of
+from ....transforms.graphs.queries import constant, made_by, producer_of
 from ....transforms.patterns.elementwise import clip_bounds
 
 QUANTIZED = frozenset(

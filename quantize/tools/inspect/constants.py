@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from ....transforms.graph import constant, every_graph
+from ....transforms.graphs.queries import constant, every_graph
 
 Role = Literal["parameter", "statistic", "quantization", "other"]
 ROLES: tuple[Role, ...] = ("parameter", "statistic", "quantization", "other")

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from ....system.given import or_default
-from ....transforms.verify import Port, signature
+from ....transforms.pipelines.verify import Port, signature
 from ...model.files import load_model
 from .diff_graphs import Difference, Ignored, Kind, graph_differences
 from .diff_hashes import Hashes

@@ -9,9 +9,9 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ....calibration.bodies import graphs_in
+from ....calibration.model.bodies import graphs_in
 from ....system.given import normalise_fields
-from ....transforms.graph import key, node_name
+from ....transforms.graphs.queries import key, node_name
 from .diff_hashes import GraphLike, Hashes, is_constant, trimmed
 from .diff_pairs import Pairs, changed_pairs, equal_pairs, pairs_by_name
 from .diff_weights import apart, equal

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from ....calibration.bodies import bodies_of, graphs_in
-from ....transforms.graph import key
+from ....calibration.model.bodies import bodies_of, graphs_in
+from ....transforms.graphs.queries import key
 from .diff_weights import digest, whereabouts
 
 GraphLike: TypeAlias = ir.Graph | ir.Function

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ....transforms.graph import key
+from ....transforms.graphs.queries import key
 from .diff_hashes import GraphLike, Hash, Hashes
 
 Pairs: TypeAlias = dict[ir.Node, ir.Node]

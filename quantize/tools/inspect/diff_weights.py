@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .... import RequantError
-from ....calibration.session import Array
+from ....calibration.model.session import Array
 
 BLOCK = 2**24  # bytes that are compared at once, a multiple of every element size
 

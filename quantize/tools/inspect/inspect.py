@@ -13,12 +13,12 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from .... import RequantError
-from ....calibration.bodies import bodies_of
-from ....calibration.sources import DataSource
+from ....calibration.data.sources import DataSource
+from ....calibration.model.bodies import bodies_of
 from ....system.given import or_default
-from ....transforms.graph import constant, every_node, key, node_name, producer_of
-from ....transforms.tensors import external_tensors
-from ....transforms.verify import Port, signature
+from ....transforms.graphs.queries import constant, every_node, key, node_name, producer_of
+from ....transforms.graphs.tensors import external_tensors
+from ....transforms.pipelines.verify import Port, signature
 from ...model.files import load_model
 from ...model.shapes import Lengths, Shape, Shaped, free_axes, inputs_of, shaped
 from ...runtime.inputs import open_data

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from requant.calibration import Sample
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize import compare_models
 from requant.quantize.accuracy.above_half import AboveHalf, sigmoid_outputs
 from requant.quantize.accuracy.outputs import Accuracy, accuracy_json, measure, of_fixed_classes, of_sigmoids

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from requant import RequantError
 from requant.calibration import Sample
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.cli import main
 from requant.quantize.accuracy.drop import versus
 from requant.quantize.accuracy.metrics import Metric, Score, Scorer, fitted, metric_named, of_reference

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from requant.calibration import Sample
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.accuracy.classes import FEWEST, Outputs
 from requant.quantize.accuracy.columns import FIXED, Columns
 from requant.quantize.accuracy.outputs import Accuracy, compare_outputs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from requant import RequantError
-from requant.calibration.samples import Sample
+from requant.calibration.data.samples import Sample
 from requant.quantize.accuracy.labels import check_label
 from requant.quantize.accuracy.outputs import compare_outputs
 from requant.quantize.accuracy.verdict import accuracy_rows

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from requant.calibration.samples import Sample
-from requant.calibration.session import Array
+from requant.calibration.data.samples import Sample
+from requant.calibration.model.session import Array
 from requant.quantize import compare_models, quantize_model
 from requant.quantize.accuracy.logits import logits_of, with_logits
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, accuracy_json, compare_outputs

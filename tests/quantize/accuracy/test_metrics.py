@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from requant import RequantError
 from requant.calibration import Sample
-from requant.calibration.session import Array, Serialized, input_specs, open_session
-from requant.calibration.sources import Source, open_source
+from requant.calibration.data.sources import Source, open_source
+from requant.calibration.model.session import Array, Serialized, input_specs, open_session
 from requant.cli import main
 from requant.quantize.accuracy.drop import Allowance, parse_drop, reaches, same_data, versus
 from requant.quantize.accuracy.metrics import (

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from requant import RequantError
 from requant.calibration import Sample
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.cli import main
 from requant.quantize.accuracy.labels import check_label
 from requant.quantize.accuracy.metrics import METRICS, Score, Scorer, join

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from requant import RequantError
 from requant.calibration import Sample
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.accuracy.classes import NO_CLASS, predictions
 from requant.quantize.accuracy.labels import check_label
 from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs, measure

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from requant.calibration.samples import Sample
-from requant.calibration.session import Array
+from requant.calibration.data.samples import Sample
+from requant.calibration.model.session import Array
 from requant.quantize.accuracy.outputs import compare_outputs
 from requant.quantize.accuracy.parts import balance, quiet_rows
 from requant.quantize.accuracy.promise import promise

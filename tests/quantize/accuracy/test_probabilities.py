@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from requant.calibration import Sample
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize import Options, check, compare_models, quantize_model
 from requant.quantize.accuracy.metrics import METRICS, Scorer, of_probabilities
 from requant.quantize.accuracy.outputs import Accuracy, compare_outputs

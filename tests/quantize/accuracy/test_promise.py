@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from requant.calibration.samples import Rows, Sample, Step
-from requant.calibration.sources import Source
-from requant.calibration.state import Link
+from requant.calibration.data.samples import Rows, Sample, Step
+from requant.calibration.data.sources import Source
+from requant.calibration.model.state import Link
 from requant.quantize import Options, check, compare_models, quantize_model
 from requant.quantize.accuracy import promise as rules
 from requant.quantize.accuracy.class_scores import ClassScores

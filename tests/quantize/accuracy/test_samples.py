@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from requant.calibration import Sample
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.accuracy.outputs import Accuracy, accuracy_json, measure
 from requant.quantize.accuracy.samples import APART_DB, EachSample, WorstSample
 from requant.quantize.accuracy.sqnr import decibels, powers

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from requant.calibration.samples import Sample
-from requant.calibration.session import Array
+from requant.calibration.data.samples import Sample
+from requant.calibration.model.session import Array
 from requant.quantize.accuracy.outputs import compare_outputs
 from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.tokens import Divergence, divergence

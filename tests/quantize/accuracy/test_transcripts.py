@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from requant.calibration.samples import Sample
+from requant.calibration.data.samples import Sample
 from requant.quantize.accuracy.transcripts import text_losses
 
 IMAGE = Sample({"x": np.zeros((1, 3, 8, 8), np.float32)}, None, "")

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from requant import RequantError
-from requant.calibration.checks import Finding
+from requant.calibration.checks.findings import Finding
 from requant.cli import main
 from requant.quantize.commands.app import Commands
 from requant.quantize.console.checked import print_check

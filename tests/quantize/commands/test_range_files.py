@@ -25,7 +25,7 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 from requant.calibration import load_ranges
-from requant.calibration.checkpoint import Checkpoint
+from requant.calibration.runs.checkpoint import Checkpoint
 from requant.cli import main
 from requant.quantize.model import files
 from requant.transforms.int8.existing import MADE_KEY
@@ -328,7 +328,7 @@ def test_dask_gives_the_same_file(tmp_path: Path, model: Path, data: Path, runni
 def test_executors_that_cannot_be_are_refused(
     tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("requant.calibration.executors.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("requant.calibration.runs.executors.CONNECT_SECONDS", 0.5)
     arguments = ["calibrate", model, "--data", data, "-o", tmp_path / "out"]
     refused(tmp_path, [*arguments, "--executor", "threds"], "Invalid value for '--executor'", "'threads'")
     refused(
@@ -434,7 +434,7 @@ GOES_ON = (130, "", "requant: interrupted; the same command goes on where it sto
 @pytest.mark.parametrize(
     ("place", "calls"),
     [
-        ("requant.calibration.checkpoint.Checkpoint.add", 2),
+        ("requant.calibration.runs.checkpoint.Checkpoint.add", 2),
         ("requant.quantize.steps.calibrate.inspect_data", 1),
         ("requant.calibration.save_ranges", 1),
     ],
@@ -443,7 +443,7 @@ GOES_ON = (130, "", "requant: interrupted; the same command goes on where it sto
 def test_whatever_is_interrupted_goes_on(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, place: str, calls: int, staged: bool
 ) -> None:
-    monkeypatch.setattr("requant.calibration.checkpoint.SECONDS", 0.0)
+    monkeypatch.setattr("requant.calibration.runs.checkpoint.SECONDS", 0.0)
     if staged:  # in a file with a name that no other run gives it
         monkeypatch.setattr("requant.quantize.model.files.INSIDE", 2000)
     x = np.random.default_rng(1).standard_normal((40, 16, 12, 12)).astype(np.float32)

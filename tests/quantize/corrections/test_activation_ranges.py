@@ -13,9 +13,9 @@ import pytest
 from onnx import numpy_helper
 
 from requant.calibration import Histogram, Precision, mse
-from requant.calibration.ranges import auto
-from requant.calibration.rule_result import COHERENT, least_result_error
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
+from requant.calibration.rules.ranges import auto
+from requant.calibration.rules.result import COHERENT, least_result_error
 from requant.quantize import Options
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.prepare import prepare

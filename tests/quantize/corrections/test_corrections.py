@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 from requant import RequantError, UnknownNameError
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, compare_models, quantize_model
 from requant.quantize.corrections.adjust import find_adjustments
@@ -44,7 +44,7 @@ from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.emit import plan_by_rules
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
-from requant.transforms.insert_qdq import insert_qdq
+from requant.transforms.int8.insert_qdq import insert_qdq
 from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import quantize
 from requant.transforms.int8.weights import Adjustment

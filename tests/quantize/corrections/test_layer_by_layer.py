@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from requant.calibration import session as sessions
-from requant.calibration.session import Array, open_session
+from requant.calibration.model import session as sessions
+from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.corrections import layer_by_layer as walking
 from requant.quantize.corrections.adjust import find_adjustments
@@ -27,8 +27,8 @@ from requant.quantize.model.files import serialize
 from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
-from requant.transforms.graph import constant
-from requant.transforms.insert_qdq import insert_qdq
+from requant.transforms.graphs.queries import constant
+from requant.transforms.int8.insert_qdq import insert_qdq
 from requant.transforms.int8.ops import OPS
 from requant.transforms.int8.qparams import dequantize, quantize, quantize_bias
 from requant.transforms.int8.weights import Adjustment

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, compare_models, quantize_model
 from requant.quantize.corrections.norm_scales import (
     GREATEST_CHANGE,
@@ -28,7 +28,7 @@ from requant.quantize.runtime.progress import silent
 from requant.quantize.steps import deliver
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.remake import Recipe, remake
-from requant.transforms.norm_scales import NormedChannels, find_normed
+from requant.transforms.parts.norm_scales import NormedChannels, find_normed
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[1, 8, 16, 16] x) => (float[1, 8, 16, 16] y) {

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.corrections import rounding
 from requant.quantize.corrections.layer_by_layer import Layer
 from requant.quantize.corrections.rounding import (

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from requant import RequantError
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.quantize.corrections.stream import Stream
 from requant.quantize.model.files import serialize
 

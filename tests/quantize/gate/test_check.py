@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant import RequantError
-from requant.calibration.decoding import convert
+from requant.calibration.range_files.decoding import convert
 from requant.cli import main
 from requant.quantize import CheckOptions, Setting, check
 from requant.quantize.accuracy.metrics import METRICS, Score

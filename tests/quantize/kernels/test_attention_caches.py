@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.transforms import REGISTRY
 

@@ -19,15 +19,15 @@ from onnx import numpy_helper
 from onnx.backend.test.case import node as cases
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, Selection, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.model.types import add_types
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import choose_by, possible_forms
 from requant.quantize.runtime.macs import multiply_accumulates
-from requant.transforms.graph import plain_shape
-from requant.transforms.inference import inferred
+from requant.transforms.graphs.inference import inferred
+from requant.transforms.graphs.queries import plain_shape
 from requant.transforms.int8.plan import Impl
 from requant.transforms.int8.units import Compound, units
 from requant.transforms.patterns.attention import find_attention

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, Selection, Strategy, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.library import VERSION, Kernels

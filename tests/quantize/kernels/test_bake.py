@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN, RequantError
 from requant.calibration import open_session
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.cli import main
 from requant.quantize import compile_model
 from requant.quantize.kernels import build
@@ -216,7 +216,7 @@ def test_a_model_with_native_operators_needs_their_library(
     if here:
         model.opset_imports[NATIVE_DOMAIN] = VERSION - 1
     else:
-        monkeypatch.setattr("requant.calibration.session.native_library", lambda: None)
+        monkeypatch.setattr("requant.calibration.model.session.native_library", lambda: None)
     ir.save(model, tmp_path / "model.onnx")
     why = "another requant compiled it; compile it again" if here else "they are not built here"
     with pytest.raises(RequantError, match=f"its native operators are unknown: {why}; see 'requant kernels'"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.model.session import open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.library import Kernels, kernels
 from requant.quantize.kernels.products import wrap_products

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from requant.calibration.session import Array, open_session, open_without_library
+from requant.calibration.model.session import Array, open_session, open_without_library
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.caches import wrap_caches
 from requant.transforms import REGISTRY

@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.model.session import open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.library import Kernels
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.model.session import open_session
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.products import wrap_products
-from requant.transforms.graph import plain_shape
-from requant.transforms.inference import inferred
+from requant.transforms.graphs.inference import inferred
+from requant.transforms.graphs.queries import plain_shape
 from requant.transforms.int8.plan import Unit
 from requant.transforms.int8.units import Compound, units
 from requant.transforms.patterns.attention import find_attention

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from requant.quantize.kernels.chains import Chain
 from requant.quantize.kernels.curves import LARGEST, SEGMENTS, SHARE, bends, curve_of
-from requant.transforms.graph import constant
+from requant.transforms.graphs.queries import constant
 
 Array = NDArray[np.float64]
 TEXT = """<ir_version: 10, opset_import: ["" : 22]>

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.bent_lines import bent_lines_of
 from requant.quantize.kernels.chains import Chain, table_of

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.options.selection import Selection
-from requant.transforms.graph import plain_shape
+from requant.transforms.graphs.queries import plain_shape
 from requant.transforms.patterns.group_norms import find_group_norm, group_norm_of
 
 from ...native import needs_library

@@ -11,11 +11,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.calibration.session import open_session
+from requant.calibration.model.session import open_session
 from requant.quantize.kernels.heads import Heads, Places, heads_of
 from requant.quantize.runtime.macs import multiply_accumulates
-from requant.transforms.graph import plain_shape
-from requant.transforms.inference import inferred
+from requant.transforms.graphs.inference import inferred
+from requant.transforms.graphs.queries import plain_shape
 from requant.transforms.patterns.attention import find_attention
 
 from ...native import needs_library, wrap_attention

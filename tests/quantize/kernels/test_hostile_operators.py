@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import OPERATORS, Array
+from requant.calibration.model.session import OPERATORS, Array
 from requant.quantize.kernels.library import VERSION
 from requant.quantize.kernels.nodes import OMITTED
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.kernels.library import VERSION, Kernels, names_of
 from requant.quantize.kernels.nodes import OMITTED
 

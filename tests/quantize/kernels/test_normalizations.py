@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.kernels.normalizations import wrap_normalizations
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.kernels.normalizations import wrap_normalizations
 
 from ...native import needs_library

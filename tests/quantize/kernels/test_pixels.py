@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.model.session import open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.pixels import wrap_pixels
 

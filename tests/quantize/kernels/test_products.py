@@ -17,7 +17,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.products import wrap_products
 from requant.quantize.placement.rules import native_products_plan

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.gate.layers import layers_of
 from requant.quantize.kernels.recurrent import wrap_recurrent

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.transforms.patterns.resizes import NEAREST, POSITIONS, Resizing, find_resizing
 
 from ...native import needs_library

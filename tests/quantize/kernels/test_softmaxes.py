@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize import Options
 from requant.quantize.kernels.library import VERSION
 from requant.quantize.kernels.softmaxes import wrap_softmaxes

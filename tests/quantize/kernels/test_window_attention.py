@@ -15,7 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import open_session
+from requant.calibration.model.session import open_session
 from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import choose_by, possible_forms
 from requant.transforms.int8.plan import Impl

@@ -19,7 +19,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN, RequantError
-from requant.calibration.session import OPERATORS, Array, open_session
+from requant.calibration.model.session import OPERATORS, Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.curves import LARGEST
 from requant.quantize.kernels.library import kernels

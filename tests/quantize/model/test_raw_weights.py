@@ -21,7 +21,7 @@ from requant.quantize.model import files
 from requant.quantize.model.files import load_model
 from requant.quantize.model.raw_weights import Cut, MalformedError, fields, with_weights, without_weights
 from requant.quantize.model.writing import save_model
-from requant.transforms.tensors import external_tensors
+from requant.transforms.graphs.tensors import external_tensors
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 MODELS = sorted(SAMPLE_MODELS.glob("*.onnx"))

@@ -15,8 +15,9 @@ import onnx_ir as ir
 import pytest
 
 from requant import RequantError
-from requant.calibration import Sample, Serialized, fingerprint, observe, open_session, taps
-from requant.calibration.session import Array
+from requant.calibration import Sample, Serialized, fingerprint, observe, open_session
+from requant.calibration.model.session import Array
+from requant.calibration.runs import taps
 from requant.quantize.accuracy import pair
 from requant.quantize.accuracy.outputs import measure
 from requant.quantize.accuracy.pair import judge_pair, time_models, timing_note
@@ -34,7 +35,7 @@ from requant.quantize.model.writing import save_model
 from requant.quantize.runtime import runtimes
 from requant.quantize.runtime.profile import executed
 from requant.quantize.runtime.session import Runner
-from requant.transforms.graph import release
+from requant.transforms.graphs.queries import release
 from requant.transforms.merge_duplicate_nodes import merge_duplicate_nodes
 
 # every place where a model may hold a tensor: the graph, a body, a node, a node and a body of a function

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.cli import main
 from requant.quantize import Options, quantize_model
 from requant.quantize.model.stored import stored_as_given

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from requant.calibration.samples import Sample
+from requant.calibration.data.samples import Sample
 from requant.quantize import Options, Selection, Strategy, measure_costs, quantize_model
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from requant import RequantError
-from requant.calibration.session import open_session
+from requant.calibration.model.session import open_session
 from requant.cli import main
 from requant.quantize import Options, Selection, measure_costs, quantize_model
 from requant.quantize.placement import costs as store

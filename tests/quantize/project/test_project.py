@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from requant import RequantError
-from requant.calibration.executors import EXECUTORS
+from requant.calibration.runs.executors import EXECUTORS
 from requant.cli import main
 from requant.quantize import check_project
 from requant.quantize.options.build import build_options

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from requant import RequantError
-from requant.calibration.checks import Finding
-from requant.calibration.histogram import Histogram
+from requant.calibration.checks.findings import Finding
+from requant.calibration.statistics.histogram import Histogram
 from requant.quantize.accuracy.outputs import Labelled
 from requant.quantize.model.files import load_model, size_text
 from requant.quantize.report import Record, load_record, report_runs, view_model, write_reports

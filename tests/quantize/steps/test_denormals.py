@@ -10,11 +10,11 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from requant.calibration.checks import findings
-from requant.calibration.denormals import denormal_shares
-from requant.calibration.observations import Observations
-from requant.calibration.samples import Sample
-from requant.calibration.session import Serialized
+from requant.calibration.checks.denormals import denormal_shares
+from requant.calibration.checks.findings import findings
+from requant.calibration.data.samples import Sample
+from requant.calibration.model.session import Serialized
+from requant.calibration.statistics.observations import Observations
 from requant.quantize import Options, quantize_model
 from requant.quantize.model.files import load_model
 from requant.quantize.runtime.progress import silent

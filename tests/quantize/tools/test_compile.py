@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 from requant import RequantError
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.cli import main
 from requant.quantize import compile_model
 from requant.quantize.model import files

@@ -19,11 +19,11 @@ from onnx import numpy_helper
 
 from requant import RequantError
 from requant.calibration import Sample
-from requant.calibration.histogram import Counter
-from requant.calibration.observations import Observations
-from requant.calibration.precision import Precision
-from requant.calibration.session import Array, open_session
-from requant.calibration.sums import Channels, Runs
+from requant.calibration.model.session import Array, open_session
+from requant.calibration.rules.precision import Precision
+from requant.calibration.statistics.histogram import Counter
+from requant.calibration.statistics.observations import Observations
+from requant.calibration.statistics.sums import Channels, Runs
 from requant.cli import main
 from requant.quantize import Options, choose, measure_sensitivity
 from requant.quantize.accuracy.sqnr import decibels, powers
@@ -38,7 +38,7 @@ from requant.quantize.sensitivity.switch_graph import Switch
 from requant.quantize.sensitivity.switch_model import Powers, Switchboard, noises, switchboard
 from requant.quantize.sensitivity.verdicts import traits, unit_verdict
 from requant.quantize.steps.prepare import make_plain
-from requant.transforms.insert_qdq import insert_qdq
+from requant.transforms.int8.insert_qdq import insert_qdq
 from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import QParams, asymmetric_u8, dequantize, quantize, symmetric_s8
 
@@ -543,7 +543,7 @@ def test_the_ranges_of_files_are_kept(chain: Path, archive: Path, monkeypatch: p
     def fail(*_: object) -> Iterator[None]:
         raise AssertionError
 
-    monkeypatch.setattr("requant.calibration.runner.local_pieces", fail)
+    monkeypatch.setattr("requant.calibration.runs.runner.local_pieces", fail)
     assert run(chain, "--data", archive, "--samples", 1).exit_code == 0
 
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from requant.calibration.session import Array
-from requant.transforms.graph import MS
+from requant.calibration.model.session import Array
+from requant.transforms.graphs.queries import MS
 from requant.transforms.int8.gru_form import to_scan
 from requant.transforms.int8.qparams import Scheme
 from requant.transforms.int8.units import units

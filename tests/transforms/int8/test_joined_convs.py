@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from requant import NATIVE_DOMAIN
-from requant.calibration.session import Array, open_session
+from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.transforms.int8.joined_convs import find_sums
 from requant.transforms.int8.plan import Choice, Impl, Plan

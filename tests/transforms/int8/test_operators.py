@@ -18,12 +18,12 @@ from click.testing import CliRunner
 from click.testing import Result as CliResult
 from onnx import numpy_helper
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.cli import main
 from requant.quantize import Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.runtime.kernels import uint8_kernels
 from requant.quantize.tools.inspect.operators import operators
-from requant.transforms.graph import MS
+from requant.transforms.graphs.queries import MS
 from requant.transforms.int8.ops import ATTENTION, FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, SLOPED, Kernel, Op
 from requant.transforms.int8.qparams import Scheme
 from requant.transforms.patterns.attention import GROUP_QUERY

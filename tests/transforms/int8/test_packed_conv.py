@@ -11,14 +11,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize.runtime.isa import detect
 from requant.quantize.runtime.profile import executed
 from requant.transforms import verify
-from requant.transforms.graph import constant
-from requant.transforms.inference import inferred
-from requant.transforms.insert_qdq import insert_qdq
+from requant.transforms.graphs.inference import inferred
+from requant.transforms.graphs.queries import constant
 from requant.transforms.int8 import packed_conv
+from requant.transforms.int8.insert_qdq import insert_qdq
 from requant.transforms.int8.packed_conv import taps_of
 from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import QParams, Scheme
@@ -68,7 +68,7 @@ def written(model: ir.Model, scheme: Scheme | None = None, *, exact: bool = True
 def plain(model: ir.Model, scheme: Scheme | None = None, **how: Any) -> ir.Model:
     """Return the same without packing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("requant.transforms.insert_qdq.pack_pixels", lambda *_, **__: False)
+        patch.setattr("requant.transforms.int8.insert_qdq.pack_pixels", lambda *_, **__: False)
         return written(model, scheme, **how)
 
 

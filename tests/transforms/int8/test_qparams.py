@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from requant import RequantError
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.system.numbers import FLOAT_MAX
-from requant.transforms.functions import add_functions
 from requant.transforms.int8 import qparams
 from requant.transforms.int8.qparams import (
     TINY,
@@ -31,6 +30,7 @@ from requant.transforms.int8.qparams import (
     quantize_bias,
     symmetric_s8,
 )
+from requant.transforms.parts.functions import add_functions
 
 EPS = float(np.finfo(np.float32).eps)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.transforms.int8 import saturation
 from requant.transforms.int8.qparams import QParams, Scheme, quantize, symmetric_s8
 from requant.transforms.int8.saturation import PAIR_LIMIT, pair_partners, pair_peak, prevent_saturation

@@ -6,7 +6,7 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from requant.transforms.graph import node_name
+from requant.transforms.graphs.queries import node_name
 from requant.transforms.int8.plan import Unit
 from requant.transforms.int8.units import units
 from requant.transforms.patterns.elementwise import clip_bounds

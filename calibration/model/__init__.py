@@ -1,0 +1,1 @@
+"""The float model: its file, ONNX Runtime sessions, states and fingerprints."""

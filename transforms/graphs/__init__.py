@@ -1,0 +1,1 @@
+"""What transforms ask of a graph, and the changes that they make: constants, producers, shapes, replacing nodes."""

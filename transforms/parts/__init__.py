@@ -1,0 +1,1 @@
+"""Rewrites and tables that transforms consist of."""
