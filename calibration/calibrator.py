@@ -14,7 +14,8 @@ from ..system.given import check_kind, check_path, kind_of, names_of, or_default
 from .data.objects import python_object
 from .data.sources import DataSource, Source, guarded, named_files, open_source
 from .execution import Execution
-from .model.bodies import find
+from .model.bodies import tensors_in_bodies
+from .model.copies import activations, load_copy
 from .model.identity import fingerprint, tensor_digests
 from .model.session import InputSpec, ModelSource, input_specs, open_session, output_specs
 from .model.state import recognised
@@ -22,7 +23,6 @@ from .range_files.range_file import Data, RangeFile, save_ranges, shard_text
 from .rules.precision import Precision
 from .rules.ranges import Range, Rule, parse_rule
 from .runs.runner import Progress, axes_of, length_of, observe
-from .runs.taps import activations, load_copy
 from .statistics.histogram import Statistic
 from .statistics.observations import Observations
 
@@ -75,7 +75,7 @@ class Calibrator:
         self._inputs = input_specs(session)
         self._stateful = bool(recognised(self._inputs, output_specs(session)))
         if self.tensors:
-            find(load_copy(self.model)[0].graph, self.tensors)  # refuses those that the model lacks
+            tensors_in_bodies(load_copy(self.model)[0].graph, self.tensors)  # refuses those that the model lacks
         self.tensors = self.tensors or activations(self.model)
 
     def observe(self, data: DataSource, samples: int | None = None, progress: Progress | None = None) -> Calibrator:

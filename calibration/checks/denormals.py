@@ -10,8 +10,8 @@ import numpy as np
 
 from ..data.samples import Sample
 from ..model.bodies import free_prefix, tensors_of
+from ..model.copies import infer_types, load_copy
 from ..model.session import ModelSource, run_session
-from ..runs.taps import infer_types, load_copy
 from .normalisation import cut
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.samples import Sample
+from ..model.copies import load_copy
 from ..model.session import Array, Feed, ModelSource, Serialized, open_session, run_session
-from ..runs.taps import load_copy
 from .first_layers import Biased, FirstLayers, Recorded, first_layers
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def tensors_of(graph: ir.Graph) -> dict[str, ir.Value]:
     return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *produced) if value.name}
 
 
-def find(graph: ir.Graph, names: Iterable[str]) -> dict[str, ir.Value]:
+def tensors_in_bodies(graph: ir.Graph, names: Iterable[str]) -> dict[str, ir.Value]:
     """Return the named tensors that are in bodies; tensors of the main graph are left out.
 
     Raises:

@@ -13,8 +13,9 @@ import numpy as np
 from ... import RequantError
 from ..data.samples import Sample
 from ..model.bodies import FLOATS, bodies_of, tensors_of
+from ..model.copies import OBSERVABLE, infer_types, load_copy, types_of
 from ..model.session import Array, ModelSource
-from .taps import OBSERVABLE, Targets, infer_types, load_copy, open_tap, types_of
+from .taps import Targets, open_tap
 
 if TYPE_CHECKING:
     import onnx_ir as ir

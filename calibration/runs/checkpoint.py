@@ -113,14 +113,14 @@ class Checkpoint:
             os.utime(path)  # the run is active again
         return cls(path, identity, seen, done, document.complete, execution.kept, _due=time.monotonic() + SECONDS)
 
-    def add(self, units: Iterable[int], seen: Observations) -> None:
+    def add(self, numbers: Iterable[int], seen: Observations) -> None:
         """Add the statistics of some batches.
 
         Raises:
             RequantError: The statistics cannot be merged, or the file cannot be written.
         """
         self.seen |= seen
-        self._added.update(units)
+        self._added.update(numbers)
         if self.path is not None and time.monotonic() >= self._due:
             self.write()
 

@@ -16,7 +16,7 @@ from ..data.samples import Sample
 from ..data.sources import Source
 from ..model.session import Serialized
 from ..statistics.observations import Observations
-from .work import Setup, Stored, Taps, Task, Unit, run_task, run_units, take_samples
+from .work import Batch, Setup, Stored, Taps, Task, run_batches, run_task, take_samples
 
 T = TypeVar("T")
 
@@ -33,11 +33,11 @@ class Piece(Generic[T]):
     """A part of the work.
 
     Attributes:
-        units: The numbers of its batches.
+        numbers: The numbers of its batches.
         work: A function that does the work in any thread or process.
     """
 
-    units: tuple[int, ...]
+    numbers: tuple[int, ...]
     work: Callable[[], T]
 
 
@@ -59,10 +59,10 @@ class Shares:
     shard: tuple[int, int]
     done: frozenset[int]
 
-    def due(self, unit: int) -> bool:
+    def due(self, number: int) -> bool:
         """Return whether this run processes the batch of this number."""
         part, parts = self.shard
-        return unit % parts == part - 1 and unit not in self.done
+        return number % parts == part - 1 and number not in self.done
 
     @property
     def samples(self) -> int | None:
@@ -78,38 +78,38 @@ class Shares:
         """The number of batches to process; None if it is unknown before reading."""
         if self.length is None:
             return None
-        units = self._units(self.length)
-        return len(units) - sum(unit in units for unit in self.done)
+        numbers = self._numbers(self.length)
+        return len(numbers) - sum(number in numbers for number in self.done)
 
     def positions(self) -> Iterator[tuple[int, range]]:
         """Yield the number and the sample positions of each batch to process. The number of samples must be known."""
         length = self.length or 0
-        for unit in self._units(length):
-            if unit not in self.done:
-                yield unit, range(unit * self.stride, min((unit + 1) * self.stride, length))
+        for number in self._numbers(length):
+            if number not in self.done:
+                yield number, range(number * self.stride, min((number + 1) * self.stride, length))
 
-    def _units(self, length: int) -> range:
+    def _numbers(self, length: int) -> range:
         """Return the numbers of the batches of the shard, finished ones included, of `length` samples."""
         part, parts = self.shard
         return range(part - 1, -(-length // self.stride), parts)
 
-    def read(self) -> Iterator[tuple[int, Unit]]:
+    def read(self) -> Iterator[tuple[int, Batch]]:
         """Yield the number and the samples of each batch to process."""
         if isinstance(self.source, Source) and self.length is not None:
             everything = self.shard == (1, 1) and not self.done
-            picked = range(self.length) if everything else [at for _, batch in self.positions() for at in batch]
+            picked = range(self.length) if everything else [at for _, positions in self.positions() for at in positions]
             samples = self.source.read(picked)
-            for unit, batch in self.positions():
-                yield unit, tuple(zip(batch, take_samples(samples, len(batch), self.source), strict=True))
+            for number, positions in self.positions():
+                yield number, tuple(zip(positions, take_samples(samples, len(positions), self.source), strict=True))
             return
         coming = enumerate(self.source)
-        for unit in count():
-            unit_samples = tuple(islice(coming, self.stride))
-            if not unit_samples:
+        for number in count():
+            batch = tuple(islice(coming, self.stride))
+            if not batch:
                 return
-            if self.due(unit):
-                yield unit, unit_samples
-            del unit_samples  # free the memory before the next batch is read
+            if self.due(number):
+                yield number, batch
+            del batch  # free the memory before the next batch is read
 
 
 def local_pieces(taps: Taps, shares: Shares, workers: int) -> Iterator[Piece[Observations]]:
@@ -122,18 +122,19 @@ def local_pieces(taps: Taps, shares: Shares, workers: int) -> Iterator[Piece[Obs
     if isinstance(source, Source) and source.rows.random and not source.rows.foreign and shares.length is not None:
         due = shares.positions()
         for size in _sizes(shares.batches or 0, workers, PIECE):
-            batches = list(islice(due, size))
-            yield Piece(tuple(unit for unit, _ in batches), partial(_read_and_run, taps, source, batches))
+            some = list(islice(due, size))
+            positions = [batch_positions for _, batch_positions in some]
+            yield Piece(tuple(number for number, _ in some), partial(_read_and_run, taps, source, positions))
         return
-    for units in _filled(shares.read(), shares.batches, workers):
-        yield Piece(tuple(units), partial(run_units, taps, tuple(units.values())))
+    for batches in _filled(shares.read(), shares.batches, workers):
+        yield Piece(tuple(batches), partial(run_batches, taps, tuple(batches.values())))
 
 
-def _read_and_run(taps: Taps, source: Source, batches: Sequence[tuple[int, range]]) -> Observations:
-    """Read batches and run them."""
-    samples = source.read([position for _, batch in batches for position in batch])
-    units = (tuple(zip(batch, take_samples(samples, len(batch), source), strict=True)) for _, batch in batches)
-    return run_units(taps, units)
+def _read_and_run(taps: Taps, source: Source, positions: Sequence[range]) -> Observations:
+    """Read the samples at the positions of each batch, and run the batches."""
+    samples = source.read([position for batch in positions for position in batch])
+    batches = (tuple(zip(batch, take_samples(samples, len(batch), source), strict=True)) for batch in positions)
+    return run_batches(taps, batches)
 
 
 def remote_pieces(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece[Observations]]:
@@ -144,11 +145,11 @@ def remote_pieces(setup: Setup, shares: Shares, workers: int) -> Iterator[Piece[
         picked = range(shares.length) if source.picked is None else source.picked
         for size in _sizes(shares.batches or 0, workers, REMOTE_PIECE):
             some = list(islice(due, size))
-            batches = tuple(tuple((position, picked[position]) for position in batch) for _, batch in some)
-            yield Piece(tuple(unit for unit, _ in some), partial(run_task, Task(setup, source.reference, batches)))
+            places = tuple(tuple((position, picked[position]) for position in positions) for _, positions in some)
+            yield Piece(tuple(number for number, _ in some), partial(run_task, Task(setup, source.reference, places)))
         return
-    for units in _filled(shares.read(), shares.batches, workers):
-        yield Piece(tuple(units), partial(run_task, Task(setup, None, units=tuple(units.values()))))
+    for batches in _filled(shares.read(), shares.batches, workers):
+        yield Piece(tuple(batches), partial(run_task, Task(setup, None, batches=tuple(batches.values()))))
 
 
 @contextmanager
@@ -179,22 +180,22 @@ def _sizes(batches: int, workers: int, most: int) -> Iterator[int]:
         batches -= size
 
 
-def _filled(coming: Iterator[tuple[int, Unit]], batches: int | None, workers: int) -> Iterator[dict[int, Unit]]:
+def _filled(coming: Iterator[tuple[int, Batch]], total: int | None, workers: int) -> Iterator[dict[int, Batch]]:
     """Yield groups of batches that are read in order. Each group maps the numbers of the batches to their samples."""
-    sizes = repeat(PIECE // 2) if batches is None else _sizes(batches, workers, PIECE)
+    sizes = repeat(PIECE // 2) if total is None else _sizes(total, workers, PIECE)
     for size in sizes:
-        units: dict[int, Unit] = {}
+        batches: dict[int, Batch] = {}
         size_in_bytes = 0
-        while len(units) < size and size_in_bytes < PIECE_BYTES:
+        while len(batches) < size and size_in_bytes < PIECE_BYTES:
             entry = next(coming, None)
             if entry is None:
                 break
-            units[entry[0]] = entry[1]
+            batches[entry[0]] = entry[1]
             size_in_bytes += sum(array.nbytes for _, sample in entry[1] for array in sample.feed.values())
             del entry
-        if units:
-            yield units
-        elif batches is None:
+        if batches:
+            yield batches
+        elif total is None:
             return
-    for unit, samples in coming:  # PIECE_BYTES made the pieces smaller than planned
-        yield {unit: samples}
+    for number, batch in coming:  # PIECE_BYTES made the pieces smaller than planned
+        yield {number: batch}

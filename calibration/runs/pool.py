@@ -124,4 +124,4 @@ def _results(pieces: Iterator[Piece[T]], pool: _Pool[T], most: int) -> Results[T
                     raise RequantError(f"a worker failed {ATTEMPTS} times: {message}") from error
                 again.append((piece_done, attempt + 1))
             else:
-                yield piece_done.units, result
+                yield piece_done.numbers, result

@@ -24,9 +24,10 @@ from ..range_files.decoding import convert
 from ..statistics.observations import Observations
 from .checkpoint import Checkpoint
 from .executors import width
+from .groups import groups_of
 from .pieces import Shares, local_pieces, remote_pieces, stored_model
 from .pool import Results, run_all
-from .taps import Targets, groups_of
+from .taps import Targets
 from .work import Setup, Taps, forget
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ def observe(
     with checkpoint:
         if not checkpoint.complete:
             with _results(setup, shares, execution, groups.room) as results:
-                for units, seen in results:
-                    checkpoint.add(units, seen)
+                for numbers, seen in results:
+                    checkpoint.add(numbers, seen)
                     if progress is not None:
                         progress(checkpoint.seen.samples, shares.samples)
     return checkpoint.seen

@@ -32,7 +32,7 @@ interpreter lock than threads gain: 24 images of MobileNet took 1.63 s, and 1.16
 CLOSE_SESSIONS = 4
 """The number of cached sessions that output a single tensor whole."""
 
-Unit: TypeAlias = "tuple[tuple[int, Sample], ...]"
+Batch: TypeAlias = "tuple[tuple[int, Sample], ...]"
 """The samples of one batch with their positions in the whole data."""
 
 
@@ -123,39 +123,39 @@ class Task:
     Attributes:
         setup: The settings of the run.
         data: The data; None if the task contains the samples.
-        batches: For each batch, pairs of each sample's position in the whole data and in the source.
-        units: The samples themselves, if `data` is None.
+        places: For each batch, pairs of each sample's position in the whole data and in the source.
+        batches: The samples themselves, if `data` is None.
     """
 
     setup: Setup
     data: DataSpec | None
-    batches: tuple[tuple[tuple[int, int], ...], ...] = ()
-    units: tuple[Unit, ...] = ()
+    places: tuple[tuple[tuple[int, int], ...], ...] = ()
+    batches: tuple[Batch, ...] = ()
 
 
 def run_task(task: Task) -> Observations:
     """Open model and data, unless this process has them open, and run the batches.
 
     Raises:
-        RequantError: As `run_units`.
+        RequantError: As `run_batches`.
     """
     try:
         opened = _opened(task)
-        units = task.units if opened.source is None else _read(task, opened.source)
-        return run_units(opened.taps, units)
+        batches = task.batches if opened.source is None else _read(task, opened.source)
+        return run_batches(opened.taps, batches)
     except RequantError as error:
         # subclasses have more arguments than a message and cannot be pickled
         plain = DataError if isinstance(error, DataError) else RequantError
         raise plain(str(error)) from None
 
 
-def _read(task: Task, source: Source) -> Iterator[Unit]:
+def _read(task: Task, source: Source) -> Iterator[Batch]:
     """Read the batches of a task."""
-    samples = source.read([at for batch in task.batches for _, at in batch])
-    for batch in task.batches:
+    samples = source.read([at for places in task.places for _, at in places])
+    for places in task.places:
         with READING if source.rows.foreign else nullcontext():
-            batch_samples = take_samples(samples, len(batch), source)
-        yield tuple((position, sample) for (position, _), sample in zip(batch, batch_samples, strict=True))
+            batch = take_samples(samples, len(places), source)
+        yield tuple((position, sample) for (position, _), sample in zip(places, batch, strict=True))
 
 
 def take_samples(samples: Iterator[Sample], count: int, source: Source) -> tuple[Sample, ...]:
@@ -200,7 +200,7 @@ def forget(run: str) -> None:
         OPENED.pop(run, None)
 
 
-def run_units(taps: Taps, units: Iterable[Unit]) -> Observations:
+def run_batches(taps: Taps, batches: Iterable[Batch]) -> Observations:
     """Run batches and return their statistics.
 
     Raises:
@@ -209,17 +209,17 @@ def run_units(taps: Taps, units: Iterable[Unit]) -> Observations:
     """
     gathered = Gathered(taps.setup.targets)
     first = taps.setup.first
-    for unit in units:
-        for position, sample in unit:
+    for batch in batches:
+        for position, sample in batch:
             gathered.take_feed(first + position, sample)
-        for position, sample, count in _stacks(unit, stacks=taps.setup.stacks):
+        for position, sample, count in _stacks(batch, stacks=taps.setup.stacks):
             for tap in taps.taps:
                 _observe(gathered, taps, tap, Place(first + position, sample.where), sample, count)
     with REDUCING:
         return gathered.observations()
 
 
-def _stacks(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample, int]]:
+def _stacks(batch: Batch, *, stacks: bool) -> Iterator[tuple[int, Sample, int]]:
     """Stack neighbours of a batch with equal shapes.
 
     Yield the position of the first sample, the stack, and its number of samples.
@@ -229,7 +229,7 @@ def _stacks(unit: Unit, *, stacks: bool) -> Iterator[tuple[int, Sample, int]]:
         position, sample = entry
         return feed_layout(sample) if stacks else position
 
-    for _, group in groupby(unit, layout):
+    for _, group in groupby(batch, layout):
         (position, first), *others = group
         group_of = [replace(sample, label=None) for sample in (first, *(other for _, other in others))]
         yield position, stacked(group_of), len(group_of)

@@ -17,9 +17,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from ... import RequantError
+from ...calibration.model.file_tensor import read_from_files
 from ...calibration.model.onnx_files import parse_proto, read_proto
 from ...calibration.model.session import LARGE, Serialized
-from ...calibration.runs.file_tensor import read_from_files
 from ...calibration.runs.stamps import locations
 from ...system.apart import PathLike
 from ...system.given import check_kind, check_path

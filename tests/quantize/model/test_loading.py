@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from requant import RequantError
 from requant.calibration import Calibrator, open_session
-from requant.calibration.runs.file_tensor import FileTensor
+from requant.calibration.model.file_tensor import FileTensor
 from requant.quantize.model import files
 from requant.quantize.model.files import load_model, size_on_disk
 from requant.quantize.tools.inspect.inspect import inspect_model

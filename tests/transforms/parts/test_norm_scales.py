@@ -5,11 +5,11 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.transforms.parts.test_equalize import CHANNELS, feed_of, made, outputs
 
 from requant.transforms import verify
 from requant.transforms.graphs.rewriter import names
 from requant.transforms.parts.norm_scales import find_normed, scale_normed
+from tests.transforms.parts.test_equalize import CHANNELS, feed_of, made, outputs
 
 CONV = "t = Conv(x, k, a)"
 NORM = "InstanceNormalization<epsilon = 1e-9>"
