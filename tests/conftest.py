@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant.calibration.model import session as sessions
 from requant.quantize import Latency
-from requant.quantize.placement import search
+from requant.quantize.placement import tried_plans
 from requant.quantize.runtime import clock, progress
 from requant.quantize.runtime.isa import detect, resolve
 
@@ -101,21 +101,21 @@ def _short_measurements() -> Iterator[None]:
 
 
 BRIEF_MS = 0.5
-SHIPPED_MS = search.LEAST_MS
+SHIPPED_MS = tried_plans.LEAST_MS
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _brief_models_by_rules() -> Iterator[None]:
     """Let rules place models of less than `BRIEF_MS`: they give the same plan each time, and measure nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "LEAST_MS", BRIEF_MS)
+        patch.setattr(tried_plans, "LEAST_MS", BRIEF_MS)
         yield
 
 
 @pytest.fixture
 def measured_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let brief models be placed by measured costs, as they are for users."""
-    monkeypatch.setattr(search, "LEAST_MS", SHIPPED_MS)
+    monkeypatch.setattr(tried_plans, "LEAST_MS", SHIPPED_MS)
 
 
 @pytest.fixture(scope="session", autouse=True)

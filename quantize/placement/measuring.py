@@ -13,6 +13,7 @@ from ...transforms.int8.plan import Choice, Impl, Plan
 from ..job import Candidate, Job, Purpose
 from ..runtime.attribution import Owners, Spent
 from ..runtime.profile import KernelRun, Profile
+from . import costs as store
 from .costs import Costs, Rows
 from .layouts import layout_costs
 from .pricing import OTHER_FORMS, Prices, Space, conversion_costs, measured, unit_cost
@@ -90,6 +91,12 @@ class Measured:
             sure: Whether they were measured without waiting.
         """
         return cls(prices, Costs(prices.costs.machine, rows or {}), sure=sure)
+
+
+def keep(known: Measured) -> None:
+    """Add the costs to the cache, unless kernels had to wait for a processor while they were measured."""
+    if known.sure:
+        store.keep(known.fresh)
 
 
 def profile(

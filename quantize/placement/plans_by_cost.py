@@ -38,6 +38,11 @@ AS_LONG = 1.25  # a native operator between native operators may take so many ti
 LEAST_US = 1e-3  # the least time of a float model by its costs, as a divisor
 
 
+def is_same(one: Plan, other: Plan) -> bool:
+    """Return whether two plans of the same units have the same implementations."""
+    return all(one.impl(unit) is other.impl(unit) for unit in one.units)
+
+
 def cheapest_plan(prices: Prices) -> Plan:
     """Return the plan with the least cost."""
     return common_plan([prices])

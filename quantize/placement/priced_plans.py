@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from ...transforms.int8.plan import Plan
 from ..job import Candidate, Job, Placement
 from .facts import Facts
-from .measuring import Write, measure_units, profile, profile_float, with_profile
-from .plans_by_cost import common_plan, without_noisy
+from .measuring import Write, keep, measure_units, profile, profile_float, with_profile
+from .plans_by_cost import common_plan, is_same, without_noisy
 from .pricing import float_time, has_unmeasured, plan_milliseconds, usual_share, with_absorbed, with_noise_price
 from .racing import Size, least_milliseconds, runners_of
 from .rules import all_int8_plan
-from .search import as_asked, costs_decide, keep, sizes_of
+from .search import as_asked, costs_decide, sizes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,6 @@ class PricedPlans:
             keep(known)
             sizes.append(replace(size, known=known))
         return replace(self, sizes=tuple(sizes), timed=(*self.timed, (plan, max(shares)))), max(shares)
-
-
-def is_same(one: Plan, other: Plan) -> bool:
-    """Return whether two plans of the same units have the same implementations."""
-    return all(one.impl(unit) is other.impl(unit) for unit in one.units)
 
 
 def plans_by_price(

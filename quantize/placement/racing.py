@@ -47,6 +47,11 @@ class Size:
         return load_name(self.batch, self.regime)
 
 
+def suffix_of(size: Size, sizes: Sequence[Size]) -> str:
+    """Return the end of the name of a plan by the costs of one size: ``" for batch 4"``; empty for a single size."""
+    return f" for {size.name}" if len(sizes) > 1 else ""
+
+
 def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple[Candidate, Placement]:
     """Time candidates in turns at each batch size; return the `fairest` one, with the sum of its kernel times.
 

@@ -1,49 +1,26 @@
-"""Place by costs: compute cheapest plans, time them, and choose the fastest."""
+"""Choose the plan of a model: by rules, by estimated costs, or the plan whose model is the fastest one."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
 
 from ... import RequantError
 from ...transforms.int8.plan import Impl, Plan
 from ..job import ROUGH, Candidate, Job, Placement
-from ..options.efforts import EFFORTS
 from . import costs as store
-from .batches import BY_RULES, CLEAR, MEASURED_NOISE, NOISE, fairest, served
+from .batches import fairest, served
 from .bodies import faster_with_bodies, integers_in_bodies
+from .choosing import ErrorOf, choose_model
 from .costs import Costs
 from .facts import Facts
-from .measuring import Bench, Measured, Write, measure_plan, measure_units, profile_float
-from .plans_by_cost import cheapest_plan, common_plan, tuned_plan, without_idle
-from .pricing import (
-    OTHER_FORMS,
-    Prices,
-    Space,
-    float_time,
-    has_unmeasured,
-    lacks_float,
-    plan_milliseconds,
-    with_absorbed,
-    with_noise_price,
-)
-from .racing import Size, fastest, worth_of
-from .rules import all_int8_plan, native_plan, native_products_plan, possible_forms, stock_plan
-
-FORMS = 3 + len(OTHER_FORMS)  # plans that give the costs: float, u8, each other form, and the rules
-ROUNDS = 4  # number of measured plans; each uses the costs that the plan before it gave
-LEAST_MS = 0.02  # of shorter runs, a profile in whole microseconds says little
-QUICKER = 0.95  # share of the time of the chosen plan below which the error of a plan with more noise is measured
-REFUSED = 2  # number of such plans
-STRETCHES = (1.0, 2.0, 0.5)  # factors on the cost of conversions, tried until the cut gives a new plan
-
-ErrorOf: TypeAlias = Callable[[Candidate], float]
-"""Measures the error of a model at its outputs: the amplitude of the noise over the amplitude of the signal. It is
-infinite for a model that does not run, or loses too much."""
+from .measuring import Bench, Measured, Write, measure_units
+from .plans_by_cost import cheapest_plan, common_plan
+from .pricing import Prices, Space, float_time, plan_milliseconds, with_absorbed, with_noise_price
+from .racing import Size, fastest, suffix_of, worth_of
+from .rules import all_int8_plan, native_plan, possible_forms
+from .tried_plans import begin_with_rules, native_models, with_cheapest_plans, with_joined_operators
 
 
 def place(
@@ -187,12 +164,6 @@ def measured_costs(job: Job, facts: Facts, rules: Plan, write: Write) -> Costs:
     return fresh
 
 
-def keep(known: Measured) -> None:
-    """Add the costs to the cache, unless kernels had to wait for a processor while they were measured."""
-    if known.sure:
-        store.keep(known.fresh)
-
-
 def costs_decide(job: Job) -> bool:
     """Return whether costs decide: never if `integers_in_bodies`; measured costs only with a feed."""
     how = job.policy.how
@@ -221,14 +192,14 @@ def _known_costs(job: Job) -> Costs:
     return store.load(machine) if job.policy.how == "measured" else Costs(machine)
 
 
-# ------------------------------------------------------------------------------------------------------------ try
+# ------------------------------------------------------------------------------------------------------- by costs
 
 
 def _estimated_placement(sizes: Sequence[Size]) -> tuple[Plan, Placement]:
     """Return the cheapest plan; for several batch sizes, the plan whose worst ratio to the cheapest one is least."""
     job = sizes[0].bench.job
     every = [with_noise_price(size.known.prices, job, float_time(size.known.prices)) for size in sizes]
-    plans = {f"cut{_tag(size, sizes)}": cheapest_plan(prices) for size, prices in zip(sizes, every, strict=True)}
+    plans = {f"cut{suffix_of(size, sizes)}": cheapest_plan(prices) for size, prices in zip(sizes, every, strict=True)}
     if len(sizes) > 1:
         plans["cut for all"] = common_plan(every)
     tried = [{name: plan_milliseconds(prices, plan) for name, plan in plans.items()} for prices in every]
@@ -243,211 +214,12 @@ def _estimated_placement(sizes: Sequence[Size]) -> tuple[Plan, Placement]:
 
 
 def _measured_placement(sizes: Sequence[Size], error: ErrorOf | None) -> tuple[Candidate, Placement]:
-    """Measure units, try the plans that the costs give, and return the model that serves all batch sizes best."""
+    """Measure units, try the plans that their costs give, and return the model that serves all batch sizes best."""
     bench, space = sizes[0].bench, sizes[0].known.prices.space
-    candidates = {BY_RULES: bench.candidate(space.rules)}
-    sizes = [_with_float(size) for size in sizes]
-    long = [index for index, size in enumerate(sizes) if not size.brief]
-    if not long:
+    found = begin_with_rules(sizes)
+    if not found.long:
         return bench.candidate(as_asked(bench.job, space.facts, space.rules)), Placement("rules")
-    tell = partial(_tell, bench.job, 1 + (FORMS + ROUNDS) * len(long))
-    tell(1)
-    for position, index in enumerate(long):
-        sizes[index] = _with_units(sizes[index], candidates, partial(tell, 1 + FORMS * position))
-    for position, index in enumerate(long):
-        done = partial(tell, 1 + FORMS * len(long) + ROUNDS * position)
-        sizes[index] = _with_cuts(sizes[index], candidates, _tag(sizes[index], sizes), done)
-    if len(long) > 1:
-        plan = _untried([sizes[index].known.prices for index in long], candidates)
-        candidates |= {} if plan is None else {"cut for all": bench.candidate(plan)}
-    for index in long:
-        keep(sizes[index].known)
+    found = with_cheapest_plans(found)
     if bench.job.options.wants_native:
-        everywhere = {name: native_plan(space.facts, candidate.plan) for name, candidate in candidates.items()}
-        candidates |= {f"{name}, native": bench.candidate(plan) for name, plan in everywhere.items()}
-        candidates = {name: candidate for name, candidate in candidates.items() if candidate.native} or candidates
-        return fastest(sizes, candidates)
-    last = next(reversed(candidates))  # the cheapest plan by the costs that are known at last
-    joined = {  # joined operators take less than the sum of their costs
-        "all, native": native_plan(space.facts, candidates["all"].plan),
-        f"{last}, products": native_products_plan(space.forms, candidates[last].plan),
-        f"{last}, dynamic": without_idle(native_products_plan(space.forms, candidates[last].plan, every=True)),
-    }
-    for name, plan in joined.items():
-        if not _is_tried(plan, candidates):
-            candidates[name] = bench.candidate(plan)
-    best, placement = _best(sizes, candidates)
-    if not best.plan.has_int8:
-        return _despite_noise(sizes, candidates, best, placement)
-    return (best, placement) if error is None else _by_error(sizes, candidates, best, placement, error)
-
-
-def _best(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple[Candidate, Placement]:
-    """Return the fastest candidate, without native operators if they gain too little."""
-    best, placement = fastest(sizes, candidates)
-    return _native_or_stock(sizes, candidates, best, placement) if best.native else (best, placement)
-
-
-def _despite_noise(
-    sizes: Sequence[Size], candidates: Mapping[str, Candidate], best: Candidate, placement: Placement
-) -> tuple[Candidate, Placement]:
-    """Return the fastest INT8 model if the best one is a float model only because noise has a price; else the best one.
-
-    The price is that of the sum of all tensors' noises. All tensors together may add far less noise. The accuracy of
-    the INT8 model is judged later; units become float then if it loses too much.
-    """
-    quick = {name: each for name, each in candidates.items() if each.plan.has_int8}
-    least = min((placement.tried[name] for name in quick if name in placement.tried), default=math.inf)
-    if least >= CLEAR * placement.tried.get(placement.chosen, 0.0):
-        return best, placement
-    return _best(_without_price(sizes), quick)
-
-
-def _by_error(
-    sizes: Sequence[Size],
-    candidates: Mapping[str, Candidate],
-    best: Candidate,
-    placement: Placement,
-    error: ErrorOf,
-) -> tuple[Candidate, Placement]:
-    """Return a faster model instead of the best one if its time and the price of its measured error add up to less.
-
-    The faster models were refused because of their estimated noise. The estimate is the sum of the noises of single
-    tensors. All tensors together may add far less noise.
-    """
-    job, tried = sizes[0].bench.job, placement.tried
-    most = QUICKER * tried.get(placement.chosen, 0.0)
-    passed = [name for name, why in placement.passed.items() if why == NOISE and name in candidates]  # no stock twin
-    refused = [name for name in passed if tried[name] <= most]
-    before = error(best) if refused and not job.options.noise_weight else math.inf
-    if not math.isfinite(before):
-        return best, placement
-    price = EFFORTS[job.options.effort].exchange * float_time(sizes[0].known.prices) / 1e3
-    errors = {name: error(candidates[name]) for name in sorted(refused, key=tried.__getitem__)[:REFUSED]}
-    worth = {name: tried[name] + price * each for name, each in errors.items()}
-    name = min(worth, key=worth.__getitem__)
-    if worth[name] >= tried[placement.chosen] + price * before:
-        return best, replace(placement, passed={**placement.passed, **dict.fromkeys(errors, MEASURED_NOISE)})
-    found, last = _best(_without_price(sizes), {name: candidates[name]})
-    faster = (each for each, ms in tried.items() if ms < last.tried[last.chosen])
-    reasons = {each: MEASURED_NOISE if each in errors else placement.passed.get(each, NOISE) for each in faster}
-    return found, replace(last, tried={**tried, **last.tried}, passed={**reasons, **last.passed})
-
-
-def _without_price(sizes: Sequence[Size]) -> list[Size]:
-    """Return batch sizes at which noise costs nothing, unless the user gives its price."""
-    price = sizes[0].bench.job.options.noise_weight
-    known = (replace(size.known, prices=replace(size.known.prices, noise_price=price)) for size in sizes)
-    return [replace(size, known=each) for size, each in zip(sizes, known, strict=True)]
-
-
-def _native_or_stock(
-    sizes: Sequence[Size], candidates: Mapping[str, Candidate], best: Candidate, placement: Placement
-) -> tuple[Candidate, Placement]:
-    """Return the best candidate, or the same plan without native operators if they gain too little.
-
-    The best of many plans is the best one by chance too; these two are timed in turns again.
-    """
-    name = next(name for name, candidate in candidates.items() if candidate is best)
-    other = f"{name}, stock"
-    found, last = fastest(sizes, {name: best, other: sizes[0].bench.candidate(stock_plan(best.plan))})
-    if not last.tried:
-        return best, placement
-    rows = zip(placement.served, last.served, strict=True)
-    served_now = tuple(replace(row, tried={**row.tried, **more.tried}) for row, more in rows)
-    why = {**placement.passed, **last.passed}
-    placement = replace(placement, tried={**placement.tried, **last.tried}, served=served_now, passed=why)
-    if found is best:
-        return best, placement
-    rows_of_other = tuple(
-        replace(row, chosen=other, predicted_ms=more.predicted_ms)
-        for row, more in zip(served_now, last.served, strict=True)
-    )
-    return found, replace(placement, predicted_ms=last.predicted_ms, served=rows_of_other, chosen=other)
-
-
-def _tell(job: Job, total: int, before: int, done: int = 0) -> None:
-    """Report the progress of the measurements: `before` plans, and `done` more, of `total` are measured."""
-    job.progress("measure costs", before + done, total)
-
-
-def _tag(size: Size, sizes: Sequence[Size]) -> str:
-    """Return what ends the name of a plan that was made from the costs of one batch size; empty for a single size."""
-    return f" for {size.name}" if len(sizes) > 1 else ""
-
-
-def _with_float(size: Size) -> Size:
-    """Profile the float model at a batch size; return the size with the price of noise and the absorbed units.
-
-    The price is a share of the time of the float model. Absorbed units are those without a kernel of their own.
-    """
-    float_profile, known = profile_float(size.bench, size.known)
-    if float_profile is None:
-        return replace(size, known=known, brief=True)
-    job, keys = size.bench.job, known.prices.space.keys
-    prices = with_noise_price(known.prices, job, float_profile.total)
-    prices = replace(prices, absorbed=frozenset(keys.keys() - float_profile.units.keys()))
-    return replace(size, known=replace(known, prices=prices), brief=float_profile.total < 1e3 * LEAST_MS)
-
-
-def _with_units(size: Size, candidates: dict[str, Candidate], tell: Callable[[int], None]) -> Size:
-    """Return a batch size with the costs of its units, and add the plan ``all`` to the candidates.
-
-    Args:
-        size: The batch size.
-        candidates: The candidates so far.
-        tell: Called with the number of plans, of `FORMS`, that were measured.
-    """
-    known, space = size.known, size.known.prices.space
-    missing = any(lacks_float(known.prices, name) for name in space.keys.keys() - known.prices.absorbed)
-    if missing or has_unmeasured(known.prices):
-        known = measure_units(size.bench, known, tell)
-    if "all" not in candidates:
-        candidates["all"] = size.bench.candidate(all_int8_plan(space.facts, space.rules))
-    tell(FORMS - 1)
-    # the plans that follow are near the rules, and a kernel's time depends on its neighbours
-    return replace(size, known=measure_plan(size.bench, known, candidates["rules"]))
-
-
-def _with_cuts(size: Size, candidates: dict[str, Candidate], tag: str, tell: Callable[[int], None]) -> Size:
-    """Add the tuned plans and the cheapest plans at one batch size to the candidates; return the size with its costs.
-
-    Args:
-        size: The batch size.
-        candidates: The candidates so far.
-        tag: The end of the names of the plans.
-        tell: Called with the number of plans that were measured.
-    """
-    known = size.known
-    for name, tuned in (("all", "all, tuned"), ("rules", "rules, tuned")):
-        plan = tuned_plan(known.prices, candidates[name].plan)
-        if plan is not None and not (tag and _is_tried(plan, candidates)):
-            candidates[f"{tuned}{tag}"] = size.bench.candidate(plan)
-    for index in range(ROUNDS):
-        plan = _untried([known.prices], candidates)
-        if plan is None:
-            break
-        candidate = candidates[f"cut {index + 1}{tag}"] = size.bench.candidate(plan)
-        known = measure_plan(size.bench, known, candidate)
-        tell(index)
-    return replace(size, known=known)
-
-
-def _untried(every: Sequence[Prices], candidates: Mapping[str, Candidate]) -> Plan | None:
-    """Return the cheapest plan that is not a candidate yet, for one of the `STRETCHES` of conversions; else None.
-
-    The cost of conversions is the least certain one. A plan without int8 is no candidate: the whole INT8 model is
-    compared with the float model later.
-    """
-    plans = (common_plan(every, factor) for factor in STRETCHES)
-    return next((p for p in plans if not _is_tried(p, candidates) and any(impl.int8 for impl in _impls(p))), None)
-
-
-def _is_tried(plan: Plan, candidates: Mapping[str, Candidate]) -> bool:
-    """Return whether a candidate has the implementations of a plan."""
-    return _impls(plan) in [_impls(candidate.plan) for candidate in candidates.values()]
-
-
-def _impls(plan: Plan) -> list[Impl]:
-    """Return the implementations of the units of a plan."""
-    return [plan.impl(unit) for unit in plan.units]
+        return fastest(found.sizes, native_models(found))
+    return choose_model(with_joined_operators(found), error)

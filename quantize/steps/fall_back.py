@@ -14,7 +14,8 @@ from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS
 from ..placement.absorbers import absorbers_of
 from ..placement.noise import Noises
-from ..placement.priced_plans import PricedPlans, is_same, plans_by_price
+from ..placement.plans_by_cost import is_same
+from ..placement.priced_plans import PricedPlans, plans_by_price
 from ..placement.rules import possible_forms, stock_plan
 from ..runtime.progress import RELIEF, expect
 from .emit import correct, plan_by_rules

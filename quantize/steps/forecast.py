@@ -16,7 +16,7 @@ from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.bodies import integers_in_bodies
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
 from ..placement.runs import runs_for, runs_within, samples_for
-from ..placement.search import LEAST_MS
+from ..placement.tried_plans import LEAST_MS
 from ..runtime.clock import (
     FEW_ROUNDS,
     LEAST_ROUNDS,

@@ -25,9 +25,8 @@ from requant.quantize.job import Candidate, Evidence, Job, Placement, Served
 from requant.quantize.options.build import build_options
 from requant.quantize.options.declared import BATCHES as BATCHES_OPTION
 from requant.quantize.placement import batches as module
+from requant.quantize.placement import choosing, measuring, priced_plans, racing, tried_plans
 from requant.quantize.placement import costs as store
-from requant.quantize.placement import measuring, priced_plans, racing
-from requant.quantize.placement import search as searching
 from requant.quantize.placement.batches import (
     MEASURED_NOISE,
     NOISE,
@@ -386,14 +385,14 @@ def test_costs_are_measured_at_every_batch_size(model: Path) -> None:
 def test_costs_of_a_busy_machine_are_measured_once_in_a_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache keeps no costs of kernels that waited: each placement of a run measured all of them again."""
     monkeypatch.setattr(measuring, "settled", lambda profiles: False)
-    monkeypatch.setattr(searching, "LEAST_MS", 0.0)
+    monkeypatch.setattr(tried_plans, "LEAST_MS", 0.0)
     counted = []
 
     def measure(*given: Any) -> Measured:
         counted.append(given)
         return measuring.measure_units(*given)
 
-    for place_of_use in (searching, priced_plans):
+    for place_of_use in (tried_plans, priced_plans):
         monkeypatch.setattr(place_of_use, "measure_units", measure)
     begin = begun(model, place="measured", seconds=0.1)
     _, first = place(*begin)
@@ -424,8 +423,8 @@ def test_a_plan_is_profiled_once(model: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_a_model_is_placed_and_timed_at_every_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "LEAST_MS", 0.0)
-    monkeypatch.setattr(searching, "ROUNDS", 1)
+    monkeypatch.setattr(tried_plans, "LEAST_MS", 0.0)
+    monkeypatch.setattr(tried_plans, "ROUNDS", 1)
     options = Options(batch=(1, 8), samples=16, seconds=0.1, effort="low", force_int8=True)
     found = quantize_model(SAMPLES / "digits.onnx", DATA, tmp_path / "q.onnx", options)
     assert [each.batch for each in found.latencies] == [1, 8]
@@ -592,7 +591,7 @@ def test_noise_alone_leaves_no_model_in_float(
 
     monkeypatch.setattr(racing, "least_milliseconds", times)
     before = Placement("measured", 2.0, {"all": whole, "cut 1": 2.0}, chosen="cut 1")
-    found, placement = searching._despite_noise(sizes, candidates, plain, before)
+    found, placement = choosing.despite_noise(sizes, candidates, plain, before)
     assert found is candidates["all" if int8 else "cut 1"]
     assert placement.chosen == ("all" if int8 else "cut 1")
 
@@ -630,9 +629,9 @@ def test_the_error_of_a_faster_plan_is_measured(
         return [{name: tried[name] for name in runners}], 0.0
 
     monkeypatch.setattr(racing, "least_milliseconds", times)
-    monkeypatch.setattr(searching, "float_time", lambda prices: 10e3)
+    monkeypatch.setattr(choosing, "float_time", lambda prices: 10e3)
     before = Placement("measured", 2.0, tried, chosen="cut 1", passed={"all": NOISE})
-    found, placement = searching._by_error(sizes, candidates, candidates["cut 1"], before, measured)
+    found, placement = choosing.by_measured_error(sizes, candidates, candidates["cut 1"], before, measured)
     assert found is candidates[chosen]
     assert (placement.chosen, placement.passed, placement.tried) == (chosen, why, tried)
     assert len(asked) == (2 if whole == 1.0 else 0)
@@ -646,7 +645,7 @@ def test_the_stock_twin_of_the_best_plan_is_no_candidate_whose_error_is_measured
     sizes = [Size(1, Bench.of(job, prices.space, write, job.feed), Measured.of(prices))]
     best, twin = write(rules), "cut 1, stock"
     before = Placement("measured", 2.0, {twin: 1.0, "cut 1": 2.0}, chosen="cut 1", passed={twin: NOISE})
-    assert searching._by_error(sizes, {"cut 1": best}, best, before, lambda candidate: 0.02) == (best, before)
+    assert choosing.by_measured_error(sizes, {"cut 1": best}, best, before, lambda candidate: 0.02) == (best, before)
 
 
 @pytest.mark.parametrize(("slow", "kept"), [(1.0, ["all", "rules"]), (0.1, ["all", "cut 1", "rules"])])
@@ -707,7 +706,7 @@ def test_native_operators_are_compared_with_the_same_plan_without_them(
     for count in (1, 2):
         before = Placement("measured", 1.0, tried, served(LOADS, "cut 1", ["cut 1"] * 2, [tried] * 2, [None] * 2))
         before = replace(before, chosen="cut 1", served=before.served if count > 1 else ())
-        found, placement = searching._native_or_stock(sizes[:count], {"cut 1": best}, best, before)
+        found, placement = choosing.native_or_stock(sizes[:count], {"cut 1": best}, best, before)
         assert found.native is native
         assert placement.tried == {**tried, "cut 1, stock": gain}
         assert [row.tried for row in placement.served] == [placement.tried] * len(before.served)
