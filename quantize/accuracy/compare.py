@@ -24,12 +24,11 @@ from ..runtime.loads import Load, loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import PLAIN, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
-from .above_half import sigmoid_outputs
-from .classes import open_rows
 from .drop import Versus, versus
 from .given_choices import layered_choices, outputs_behind
 from .metrics import Metric, fitted, metric_named, of_probabilities
-from .outputs import Accuracy, accuracy_json, of_fixed_classes, of_sigmoids
+from .output_kinds import with_kinds_of
+from .outputs import Accuracy, accuracy_json
 from .pair import PairScorer, judge_pair, time_models
 from .probabilities import probability_outputs
 from .promise import LEAST_DB
@@ -187,7 +186,7 @@ def compare_models(
         watch=None if scorer is None else scorer.add,
         terms=Terms("refuse" if scorer is None else "skip", probable),  # a metric has labels of its own
     )
-    accuracy = of_sigmoids(of_fixed_classes(accuracy, open_rows(outputs_of(loaded))), sigmoid_outputs(loaded))
+    accuracy = with_kinds_of(loaded, accuracy, outputs_of(loaded))
     compared = None if scorer is None else versus(*scorer.result(models, source))
     return Comparison(
         accuracy,

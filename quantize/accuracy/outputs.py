@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -306,18 +306,6 @@ class _Sums:
             sound=found.sound,
             left_out=tuple(sorted(found.left_out - found.heads - self.states)),
         )
-
-
-def of_fixed_classes(accuracy: Accuracy, frames: Collection[str]) -> Accuracy:
-    """Return a comparison without labels; without classes if their output is one of `frames`, see `open_rows`."""
-    if accuracy.labelled is not None or accuracy.class_output not in frames:
-        return accuracy
-    return replace(accuracy, scores=None, saturated=frozenset())
-
-
-def of_sigmoids(accuracy: Accuracy, outputs: Collection[str]) -> Accuracy:
-    """Return a comparison with the `above_half` of some outputs alone, see `sigmoid_outputs`."""
-    return replace(accuracy, above_half={name: found for name, found in accuracy.above_half.items() if name in outputs})
 
 
 def _results(outputs: Iterable[str], states: Collection[str]) -> list[str]:

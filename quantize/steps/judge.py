@@ -10,14 +10,13 @@ from functools import partial
 from typing import TypeVar
 
 from ... import RequantError
-from ...calibration.data.sources import Source
 from ...calibration.model.session import FEW
-from ..accuracy.above_half import sigmoid_outputs
+from ...calibration.data.sources import Source
 from ..accuracy.choices import Reader
-from ..accuracy.classes import open_rows
 from ..accuracy.given_choices import readers_of, with_choices
 from ..accuracy.logits import logits_of, with_logits
-from ..accuracy.outputs import Accuracy, of_fixed_classes, of_sigmoids
+from ..accuracy.output_kinds import with_kinds_of
+from ..accuracy.outputs import Accuracy
 from ..accuracy.pair import Model, judge_pair, time_models
 from ..accuracy.probabilities import probability_outputs
 from ..accuracy.promise import LEAST_DB, Promise, amplitude, promise
@@ -75,12 +74,8 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
         told(0)  # the first sample waits for the sessions
         return judge_pair(before, after, samples, told, weights=job.weights, terms=terms)
 
-    return _with_logits(job, candidate, compare, _described(job, with_selected_outputs(job, candidate, compare)))
-
-
-def _described(job: Job, found: Accuracy) -> Accuracy:
-    """Return an accuracy with what the float model tells of its outputs."""
-    return of_sigmoids(of_fixed_classes(found, open_rows(job.simple.graph.outputs)), sigmoid_outputs(job.simple))
+    found = with_kinds_of(job.simple, with_selected_outputs(job, candidate, compare))
+    return _with_logits(job, candidate, compare, found)
 
 
 def beside_given(job: Job, candidate: Candidate) -> Given | None:
@@ -94,7 +89,7 @@ def beside_given(job: Job, candidate: Candidate) -> Given | None:
     samples, terms = judging_samples(job, job.judging), Terms("skip", probability_outputs(job.simple))
     compare = partial(judge_pair, samples=samples, weights=job.weights, terms=terms)
     found = if_it_runs(lambda: [compare(job.timed, candidate.sessions), compare(job.opened, job.timed)])
-    return None if found is None else Given(*(_described(job, each) for each in found))
+    return None if found is None else Given(*(with_kinds_of(job.simple, each) for each in found))
 
 
 def measured_error(job: Job, candidate: Candidate) -> float:

@@ -18,7 +18,8 @@ from requant.calibration import Sample
 from requant.calibration.model.session import Array
 from requant.quantize import compare_models
 from requant.quantize.accuracy.above_half import AboveHalf, sigmoid_outputs
-from requant.quantize.accuracy.outputs import Accuracy, accuracy_json, measure, of_fixed_classes, of_sigmoids
+from requant.quantize.accuracy.output_kinds import with_sigmoids, without_classes_of_frames
+from requant.quantize.accuracy.outputs import Accuracy, accuracy_json, measure
 from requant.quantize.accuracy.verdict import accuracy_rows
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "com.other" : 1]>'
@@ -76,13 +77,13 @@ def compared() -> Accuracy:
 
 
 def test_the_table_and_the_json_tell_outputs_of_a_sigmoid_alone() -> None:
-    found = of_sigmoids(compared(), {"notes"})
+    found = with_sigmoids(compared(), {"notes"})
     rows = [text for name, text in accuracy_rows(found, "data") if name == "at 0.5"]
     assert rows == ["66.7% F1 at notes (data): 8 of float's 12 values above 0.5 stay, 4 are new"]
     counts = {"both": 8, "lost": 4, "new": 4, "f1": pytest.approx(2 / 3)}
     assert json.loads(json.dumps(accuracy_json(found)["above_half_by_output"])) == {"notes": counts}
-    assert of_fixed_classes(found, {found.class_output}).above_half == found.above_half
-    assert "at 0.5" not in dict(accuracy_rows(of_sigmoids(compared(), ()), "data"))
+    assert without_classes_of_frames(found, {found.class_output}).above_half == found.above_half
+    assert "at 0.5" not in dict(accuracy_rows(with_sigmoids(compared(), ()), "data"))
 
 
 def test_two_models_are_compared_at_one_half(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from requant.quantize import Options, check, compare_models, quantize_model
 from requant.quantize.accuracy import promise as rules
 from requant.quantize.accuracy.class_scores import ClassScores
 from requant.quantize.accuracy.classes import evident_scores
-from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs, of_sigmoids
+from requant.quantize.accuracy.output_kinds import with_sigmoids
+from requant.quantize.accuracy.outputs import Accuracy, Labelled, compare_outputs
 from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.verdict import accuracy_rows, answers_lost
 from requant.quantize.placement.runs import MOST_SAMPLES
@@ -208,7 +209,7 @@ def test_an_output_that_feeds_the_next_step_is_no_result() -> None:
     found = compare_outputs([({"y": np.ones(4), "h": np.ones(4)}, {"y": np.full(4, 0.99), "h": np.zeros(4)}, sample)])
     assert found.sqnr_db == pytest.approx({"y": 40.0, "h": 0.0})
     assert found.worst_sqnr_db == found.results_db["y"]
-    rows = [text for _, text in accuracy_rows(of_sigmoids(found, ()), "here", "")]
+    rows = [text for _, text in accuracy_rows(with_sigmoids(found, ()), "here", "")]
     assert rows == ["40.0 dB at y (here)", "0.0 dB at h, a state (here)"]
 
 
