@@ -99,27 +99,41 @@ def promise(accuracy: Accuracy, *, held_out: bool = True) -> Promise:
         held_out: Whether the samples gave no ranges. If they did, other data may lose more: no text speaks of
             confidence.
     """
-    by_class = _by_labels(accuracy) or _by_scores(accuracy, held_out)
-    scores = accuracy.scores
-    many = scores is not None and scores.items >= FEWEST and scores.of_items
-    alone = by_class is not None and (by_class.judge == "labels" or many)
-    classes = _of_classes(accuracy) if alone else ()
-    others = {name: value for name, value in accuracy.results_db.items() if name not in classes}
-    ranked = {name: value for name, value in others.items() if holds_scores(name)}
-    if scores is not None and not scores.sound and scores.output in accuracy.results_db:
-        ranked[scores.output] = accuracy.results_db[scores.output]
-    parts = {**accuracy.result_parts_db, **{name: ("", value) for name, value in ranked.items()}}
-    others = {name: value for name, value in others.items() if not holds_scores(name)}
-    by_part = _by_part(parts, {name: accuracy.least_db(name) for name in ranked}, held_out) if parts else None
-    nothing_else = by_class is None and by_part is None
-    low = _low_db(accuracy, others, by_class)
-    hidden = hidden_outputs(accuracy)
-    by_sqnr = _by_sqnr(others, low, held_out, hidden) if others or nothing_else else None
-    by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
-    found = [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
-    nearest = max((each for each in found if each.judge == found[0].judge), key=lambda each: each.excess)
+    found = _judgements(accuracy, held_out)
+    leading = found[0].judge
+    nearest = max((each for each in found if each.judge == leading), key=lambda each: each.excess)
     decisive = next((each for each in found if not each.kept), nearest)
     return replace(decisive, error=max(each.error for each in found), held_out=held_out)
+
+
+def _judgements(accuracy: Accuracy, held_out: bool) -> list[Promise]:
+    """Return all judgements that apply, at least one, the leading one first: classes, tokens, whole outputs, parts.
+
+    `held_out` is that of `promise`.
+    """
+    by_class = _by_labels(accuracy) or _by_scores(accuracy, held_out)
+    classes = _of_classes(accuracy) if _replaces_sqnr(by_class, accuracy) else set[str]()
+    others = {name: value for name, value in accuracy.results_db.items() if name not in classes}
+    ranked = [name for name in others if holds_scores(name)]
+    plain = {name: value for name, value in others.items() if not holds_scores(name)}
+    by_tokens = None if accuracy.divergence is None else _by_divergence(accuracy.divergence)
+    by_part = _by_part(accuracy, [*ranked, *_doubtful_scores(accuracy)], held_out)
+    nothing_else = by_class is None and by_part is None
+    by_sqnr = _by_sqnr(accuracy, plain, by_class, held_out) if plain or nothing_else else None
+    return [each for each in (by_class, by_tokens, by_sqnr, by_part) if each is not None]
+
+
+def _replaces_sqnr(by_class: Promise | None, accuracy: Accuracy) -> bool:
+    """Return whether a judgement by classes is enough for the scores per class, so that their SQNR does not count."""
+    scores = accuracy.scores
+    many = scores is not None and scores.items >= FEWEST and scores.of_items
+    return by_class is not None and (by_class.judge == "labels" or many)
+
+
+def _doubtful_scores(accuracy: Accuracy) -> list[str]:
+    """Return the output with scores per class if it may be an embedding, and is among the results."""
+    scores = accuracy.scores
+    return [scores.output] if scores is not None and not scores.sound and scores.output in accuracy.results_db else []
 
 
 def _of_classes(accuracy: Accuracy) -> set[str]:
@@ -222,9 +236,10 @@ def _by_divergence(nats: float) -> Promise:
 
 
 def _low_db(accuracy: Accuracy, outputs: Iterable[str], by_class: Promise | None) -> dict[str, float]:
-    """Return the SQNR that must not be too low of each output, in dB: the lower end of its interval.
+    """Return, for each output, the value in dB that must not be too low: the lower end of the interval of its SQNR.
 
-    Where the classes or the tokens of an output are judged, it is the SQNR itself: their intervals say how sure it is.
+    Where classes or tokens of an output are judged too, this value is the SQNR itself: the other judgement has an
+    interval of its own.
     """
     if accuracy.divergence is not None:
         return {name: accuracy.sqnr_db[name] for name in outputs}
@@ -232,37 +247,40 @@ def _low_db(accuracy: Accuracy, outputs: Iterable[str], by_class: Promise | None
     return {name: accuracy.sqnr_db[name] if name == judged else accuracy.least_db(name) for name in outputs}
 
 
-def _by_sqnr(
-    sqnr_db: Mapping[str, float], low_db: Mapping[str, float], held_out: bool, hidden: Collection[str]
-) -> Promise:
+def _by_sqnr(accuracy: Accuracy, sqnr_db: Mapping[str, float], by_class: Promise | None, held_out: bool) -> Promise:
     """Judge by the output whose SQNR has the lowest lower end.
 
     Args:
-        sqnr_db: The SQNR of each output, in dB.
-        low_db: The lower end of the interval of each of them, in dB.
-        held_out: Whether the samples gave no ranges.
-        hidden: As `hidden_outputs` returns them.
+        accuracy: The comparison with the float model.
+        sqnr_db: The SQNR of each output that counts, in dB.
+        by_class: The judgement by classes; None without one.
+        held_out: As for `promise`.
     """
+    low_db = _low_db(accuracy, sqnr_db, by_class)
     worst = min(low_db, key=low_db.__getitem__, default="")
     mean, low = sqnr_db.get(worst, math.inf), low_db.get(worst, math.inf)
-    place = worst_place(low_db)
-    told = f"{HIDDEN if worst in hidden else decibels_text(mean)} at {place}{_end(mean, low, held_out)}"
-    return _of_worst((mean, low), told, LEAST_DB)
+    shown = HIDDEN if worst in hidden_outputs(accuracy) else decibels_text(mean)
+    return _of_worst((mean, low), f"{shown} at {worst_place(low_db)}{_end(mean, low, held_out)}", LEAST_DB)
 
 
-def _by_part(parts_db: Mapping[str, tuple[str, float]], low_db: Mapping[str, float], held_out: bool) -> Promise:
+def _by_part(accuracy: Accuracy, whole: Collection[str], held_out: bool) -> Promise | None:
     """Judge by the worst of the quiet parts of outputs, and of the scores that need no more than a part.
 
     Args:
-        parts_db: By output, its part as an index, empty for all of it, and its SQNR in dB.
-        low_db: The lower end of the interval of those that are whole, in dB.
-        held_out: Whether the samples gave no ranges.
+        accuracy: The comparison with the float model.
+        whole: The outputs whose values are all such scores; each counts in place of its quiet part.
+        held_out: As for `promise`.
+
+    Returns:
+        The judgement; None if there is neither a quiet part nor such an output.
     """
-    ends = {name: low_db.get(name, value) for name, (_, value) in parts_db.items()}
-    name = min(ends, key=ends.__getitem__)
-    (where, mean), low = parts_db[name], ends[name]
-    told = f"{decibels_text(mean)} at {name}{where}{_end(mean, low, held_out)}"
-    return _of_worst((mean, low), told, PART_DB)
+    parts_db = {**accuracy.result_parts_db, **{name: ("", accuracy.results_db[name]) for name in whole}}
+    if not parts_db:
+        return None
+    low_db = {name: accuracy.least_db(name) if name in whole else value for name, (_, value) in parts_db.items()}
+    name = min(low_db, key=low_db.__getitem__)
+    (index, mean), low = parts_db[name], low_db[name]
+    return _of_worst((mean, low), f"{decibels_text(mean)} at {name}{index}{_end(mean, low, held_out)}", PART_DB)
 
 
 def _end(mean: float, low: float, held_out: bool) -> str:
