@@ -19,8 +19,9 @@ import onnx_ir as ir
 
 from requant.quantize.options.declared import Strategy
 from requant.quantize.placement.facts import Facts
-from requant.quantize.placement.obstacles import OBSTACLES, Rule
+from requant.quantize.placement.obstacles import OBSTACLES
 from requant.quantize.placement.reasons import NO_FORM
+from requant.quantize.placement.uint8_obstacles import Rule
 from requant.transforms import parse_groups, run
 from requant.transforms.int8.ops import ATTENTIONS
 from requant.transforms.int8.plan import Impl, Unit

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ...transforms.graphs.queries import constant
 from ...transforms.int8.plan import Impl, Plan, Unit
 from .facts import Facts
-from .obstacles import FUNCTIONS
+from .native_obstacles import FUNCTIONS
 
 SUM, CONVOLUTION = "Add", "Conv"
 

@@ -117,14 +117,38 @@ def follower_obstacle(node: ir.Node, row: Op, facts: Facts) -> Reason:
     if not read:
         return why.OPERAND_CONSTANT
     if node.op_type == "HardSigmoid":
-        unusual = gate_obstacle(node)
-        return why.SIGNED_GATE if facts.signed else why.UNUSUAL_GATE.about(unusual) if unusual else NONE
+        return _gate_form_obstacle(node, facts)
     if row.kind == "same":
         return _moved_obstacle(node, row, facts)
-    if node.op_type == "AveragePool" and any(step != 1 for step in node.attributes.get_ints("dilations", ())):
+    window = _window_obstacle(node) if node.op_type == "AveragePool" else NONE
+    return window or _scale_obstacle(node, row, read, facts)
+
+
+def _gate_form_obstacle(node: ir.Node, facts: Facts) -> Reason:
+    """Return what keeps a HardSigmoid from computing on uint8."""
+    if facts.signed:
+        return why.SIGNED_GATE
+    unusual = gate_obstacle(node)
+    return why.UNUSUAL_GATE.about(unusual) if unusual else NONE
+
+
+def _window_obstacle(node: ir.Node) -> Reason:
+    """Return what in the window of an AveragePool its integer kernel does not compute."""
+    if any(step != 1 for step in node.attributes.get_ints("dilations", ())):
         return why.DILATED_POOL
-    if node.op_type == "AveragePool" and all(node.attributes.get_int(n, 0) for n in ("ceil_mode", "count_include_pad")):
-        return why.CUT_WINDOW
+    cut = all(node.attributes.get_int(name, 0) for name in ("ceil_mode", "count_include_pad"))
+    return why.CUT_WINDOW if cut else NONE
+
+
+def _scale_obstacle(node: ir.Node, row: Op, read: Iterable[ir.Value], facts: Facts) -> Reason:
+    """Return what keeps the tensors of an operator from meeting in uint8: odd constants, or ranges that differ much.
+
+    Args:
+        node: The operator.
+        row: Its row of the operator table.
+        read: The tensors that it reads and that are not constant.
+        facts: The input of the rules.
+    """
     constants = [constant(node.inputs[index]) for index in row.activations or range(len(node.inputs))]
     known = [tensor for tensor in constants if tensor is not None]
     for tensor in known:

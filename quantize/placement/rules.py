@@ -29,7 +29,8 @@ from ..options.declared import Strategy
 from ..options.selection import ORDERS, Selection
 from ..runtime.kernels import uint8_kernels
 from .facts import Facts, facts_of
-from .obstacles import OBSTACLES, sloped_obstacle
+from .native_obstacles import sloped_obstacle
+from .obstacles import OBSTACLES
 from .reasons import (
     ATTENTION_FORM,
     CACHE,
