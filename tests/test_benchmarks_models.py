@@ -19,8 +19,9 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 from requant.quantize.placement.facts import facts_of
+from requant.quantize.placement.forms import possible_forms
 from requant.quantize.placement.obstacles import OBSTACLES
-from requant.quantize.placement.rules import choose_by, possible_forms
+from requant.quantize.placement.rules import choose_by
 from requant.transforms import parse_groups, run
 from requant.transforms.int8.plan import Impl
 from requant.transforms.pipelines.groups import GROUPS

@@ -10,9 +10,9 @@ from typing import TypeAlias
 from ..job import Candidate, Placement
 from ..options.efforts import EFFORTS
 from .batches import CLEAR, MEASURED_NOISE, NOISE
+from .forms import stock_plan
 from .pricing import float_time
 from .racing import Size, fastest
-from .rules import stock_plan
 from .tried_plans import TriedPlans
 
 QUICKER = 0.95  # share of the time of the chosen plan below which the error of a plan with more noise is measured

@@ -15,9 +15,9 @@ from ..runtime.attribution import Owners, Spent
 from ..runtime.profile import KernelRun, Profile
 from . import costs as store
 from .costs import Costs, Rows
+from .forms import all_int8_plan
 from .layouts import layout_costs
 from .pricing import OTHER_FORMS, Prices, Space, conversion_costs, measured, unit_cost
-from .rules import all_int8_plan
 
 PROFILED = 3e5  # microseconds that one profile takes, in LEAST_RUNS to MOST_RUNS runs
 LEAST_RUNS, MOST_RUNS = 3, 30

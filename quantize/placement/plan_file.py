@@ -18,8 +18,8 @@ from ...calibration.range_files.range_file import written_after
 from ...transforms.int8.plan import Choice, Impl, Plan
 from ...transforms.int8.reasons import NONE, other
 from .facts import Facts
+from .forms import possible_forms
 from .reasons import PLAN_FILE
-from .rules import possible_forms
 
 SCHEMA = 1
 

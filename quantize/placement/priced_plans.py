@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from ...transforms.int8.plan import Plan
 from ..job import Candidate, Job, Placement
 from .facts import Facts
+from .forms import all_int8_plan
 from .measuring import Write, keep, measure_units, profile, profile_float, with_profile
 from .plans_by_cost import common_plan, is_same, without_noisy
 from .pricing import float_time, has_unmeasured, plan_milliseconds, usual_share, with_absorbed, with_noise_price
 from .racing import Size, least_milliseconds, runners_of
-from .rules import all_int8_plan
 from .search import as_asked, costs_decide, sizes_of
 
 

@@ -17,9 +17,9 @@ from .costs import Costs, signature
 from .estimates import IMAGE, conversion, estimate
 from .facts import Facts
 from .followers import followers_of
+from .forms import possible_forms
 from .layouts import LayoutCosts
 from .noise import Noises, noise
-from .rules import possible_forms
 
 Shape = tuple[int, ...]
 

@@ -15,11 +15,11 @@ from .bodies import faster_with_bodies, integers_in_bodies
 from .choosing import ErrorOf, choose_model
 from .costs import Costs
 from .facts import Facts
+from .forms import all_int8_plan, native_plan, possible_forms
 from .measuring import Bench, Measured, Write, measure_units
 from .plans_by_cost import cheapest_plan, common_plan
 from .pricing import Prices, Space, float_time, plan_milliseconds, with_absorbed, with_noise_price
 from .racing import Size, fastest, suffix_of, worth_of
-from .rules import all_int8_plan, native_plan, possible_forms
 from .tried_plans import begin_with_rules, native_models, with_cheapest_plans, with_joined_operators
 
 

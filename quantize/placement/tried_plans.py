@@ -9,11 +9,11 @@ from functools import partial
 from ...transforms.int8.plan import Plan
 from ..job import Candidate, Job
 from .batches import BY_RULES
+from .forms import all_int8_plan, native_plan, native_products_plan
 from .measuring import Measured, keep, measure_plan, measure_units, profile_float
 from .plans_by_cost import common_plan, is_same, tuned_plan, without_idle
 from .pricing import OTHER_FORMS, Prices, has_unmeasured, lacks_float, with_noise_price
 from .racing import Size, suffix_of
-from .rules import all_int8_plan, native_plan, native_products_plan
 
 ALL = "all"  # the name of the plan with every unit in int8 that can be
 FORMS = 3 + len(OTHER_FORMS)  # plans that give the costs: float, u8, each other form, and the rules

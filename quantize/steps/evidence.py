@@ -25,7 +25,7 @@ from ..accuracy.selected_outputs import compared_readers, with_tensors_as_output
 from ..job import Candidate, Evidence, Job
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.facts import Facts
-from ..placement.rules import FLOAT_FORMS, all_int8_plan, possible_forms
+from ..placement.forms import FLOAT_FORMS, all_int8_plan, possible_forms
 from ..placement.runs import runs_within
 from ..runtime.progress import WRITE, Adding
 from ..sensitivity.each_tensor import ruinous, sqnr_by_tensor, sqnr_by_weight

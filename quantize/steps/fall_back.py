@@ -13,10 +13,10 @@ from ..accuracy.outputs import Accuracy
 from ..job import Candidate, Evidence, Job, Trial
 from ..options.efforts import EFFORTS
 from ..placement.absorbers import absorbers_of
+from ..placement.forms import possible_forms, stock_plan
 from ..placement.noise import Noises
 from ..placement.plans_by_cost import is_same
 from ..placement.priced_plans import PricedPlans, plans_by_price
-from ..placement.rules import possible_forms, stock_plan
 from ..runtime.progress import RELIEF, expect
 from .emit import correct, plan_by_rules
 from .evidence import RETRY_SECONDS, all_int8_candidate, evidence_of

@@ -36,8 +36,9 @@ from ..options.policy import Policy
 from ..options.selection import Selection
 from ..placement.costs import read as read_costs
 from ..placement.facts import Facts, facts_of
+from ..placement.forms import native_plan, plan_to_calibrate
 from ..placement.plan_file import operators_in, read_plan, unnamed
-from ..placement.rules import choose, choose_by, native_plan, plan_to_calibrate
+from ..placement.rules import choose, choose_by
 from ..runtime.isa import resolve
 from ..runtime.progress import Progress
 from ..runtime.random_inputs import refusal, runs_on_none

@@ -38,8 +38,8 @@ from ..model.files import staging
 from ..options.efforts import EFFORTS
 from ..options.given_ranges import precision_of
 from ..options.options import Options
+from ..placement.forms import all_int8_plan
 from ..placement.plan_file import read_plan
-from ..placement.rules import all_int8_plan
 from ..runtime.machine import Machine
 from ..runtime.machine import folder as cache_folder
 from ..runtime.progress import Progress, silent

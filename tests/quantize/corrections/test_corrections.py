@@ -30,12 +30,12 @@ from requant.quantize.placement import costs as store
 from requant.quantize.placement import racing
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts
+from requant.quantize.placement.forms import native_plan, stock_plan
 from requant.quantize.placement.measuring import Bench, Measured, Write, with_profile
 from requant.quantize.placement.noise import Noises
 from requant.quantize.placement.plans_by_cost import cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, unit_cost
 from requant.quantize.placement.racing import Size, fastest
-from requant.quantize.placement.rules import native_plan, stock_plan
 from requant.quantize.placement.search import place
 from requant.quantize.runtime.attribution import Spent
 from requant.quantize.runtime.clock import Times

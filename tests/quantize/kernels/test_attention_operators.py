@@ -24,7 +24,8 @@ from requant.quantize import Options, Selection, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.model.types import add_types
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import choose_by, possible_forms
+from requant.quantize.placement.forms import possible_forms
+from requant.quantize.placement.rules import choose_by
 from requant.quantize.runtime.macs import multiply_accumulates
 from requant.transforms.graphs.inference import inferred
 from requant.transforms.graphs.queries import plain_shape

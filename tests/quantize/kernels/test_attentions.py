@@ -25,7 +25,8 @@ from requant.quantize import Options, Selection, Strategy, quantize_model
 from requant.quantize.kernels.attentions import wrap_attentions
 from requant.quantize.kernels.library import VERSION, Kernels
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import choose_by, possible_forms, stock_plan
+from requant.quantize.placement.forms import possible_forms, stock_plan
+from requant.quantize.placement.rules import choose_by
 from requant.transforms import run
 from requant.transforms.int8.plan import Choice, Impl
 from requant.transforms.int8.units import Compound, units

@@ -20,7 +20,7 @@ from requant import NATIVE_DOMAIN
 from requant.calibration.model.session import Array, open_session
 from requant.quantize import Options, quantize_model
 from requant.quantize.kernels.products import wrap_products
-from requant.quantize.placement.rules import native_products_plan
+from requant.quantize.placement.forms import native_products_plan
 from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 
 from ...native import needs_library

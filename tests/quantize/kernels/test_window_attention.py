@@ -17,7 +17,8 @@ from onnx import numpy_helper
 from requant import NATIVE_DOMAIN
 from requant.calibration.model.session import open_session
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import choose_by, possible_forms
+from requant.quantize.placement.forms import possible_forms
+from requant.quantize.placement.rules import choose_by
 from requant.transforms.int8.plan import Impl
 
 from ...native import needs_library, wrap_attention

@@ -15,9 +15,10 @@ from onnx import numpy_helper
 from requant.quantize.placement.absorbers import absorbers_of, unrounded
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
+from requant.quantize.placement.forms import all_int8_plan, native_plan, possible_forms
 from requant.quantize.placement.plans_by_cost import _choice, cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, noise_cost, plan_noise_cost
-from requant.quantize.placement.rules import all_int8_plan, choose_by, native_plan, possible_forms
+from requant.quantize.placement.rules import choose_by
 from requant.quantize.runtime.machine import Machine
 from requant.transforms.int8.plan import Choice, Impl, Plan
 

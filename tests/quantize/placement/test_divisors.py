@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import choose_by, native_plan, possible_forms
+from requant.quantize.placement.forms import native_plan, possible_forms
+from requant.quantize.placement.rules import choose_by
 from requant.transforms.int8.plan import Impl
 
 from .test_rules import between, impls, reason

@@ -19,9 +19,10 @@ from requant.calibration.data.samples import Sample
 from requant.quantize import Options, Selection, Strategy, measure_costs, quantize_model
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import Facts, facts_of
+from requant.quantize.placement.forms import all_int8_plan, native_plan, possible_forms, stock_plan
 from requant.quantize.placement.plans_by_cost import _choice, cheapest_plan, tuned_plan
 from requant.quantize.placement.pricing import Prices, Space, has_unmeasured, plan_noise_cost, with_absorbed
-from requant.quantize.placement.rules import all_int8_plan, choose_by, native_plan, possible_forms, stock_plan
+from requant.quantize.placement.rules import choose_by
 from requant.quantize.runtime.machine import Machine
 from requant.quantize.sensitivity.each_tensor import sqnr_by_tensor
 from requant.transforms.int8.plan import NATIVE_PRODUCTS, Choice, Impl

@@ -15,7 +15,8 @@ from onnx import numpy_helper
 from requant.quantize.placement.costs import signature
 from requant.quantize.placement.facts import Facts, facts_of
 from requant.quantize.placement.followers import followers_of
-from requant.quantize.placement.rules import all_int8_plan, choose_by, possible_forms
+from requant.quantize.placement.forms import all_int8_plan, possible_forms
+from requant.quantize.placement.rules import choose_by
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.profile import KernelRun
 from requant.transforms.int8.plan import Impl

@@ -12,8 +12,9 @@ import pytest
 
 from requant.quantize import Selection, Strategy
 from requant.quantize.placement.facts import Facts, facts_of
+from requant.quantize.placement.forms import possible_forms, stock_plan
 from requant.quantize.placement.obstacles import OBSTACLES
-from requant.quantize.placement.rules import choose_by, possible_forms, stock_plan
+from requant.quantize.placement.rules import choose_by
 from requant.transforms.int8.plan import Choice, Impl
 
 GATES = {"GRU": 3, "LSTM": 4}

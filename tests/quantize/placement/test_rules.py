@@ -16,8 +16,9 @@ from onnx import numpy_helper
 from requant import RequantError, UnknownNameError
 from requant.quantize import Selection, Strategy, choose
 from requant.quantize.placement.facts import facts_of
+from requant.quantize.placement.forms import FLOAT_FORMS, plan_to_calibrate, possible_forms
 from requant.quantize.placement.noise import Noises
-from requant.quantize.placement.rules import FLOAT_FORMS, choose_by, plan_to_calibrate, possible_forms
+from requant.quantize.placement.rules import choose_by
 from requant.transforms.graphs.queries import node_name
 from requant.transforms.int8.plan import Choice, Domain, Impl, Plan
 from requant.transforms.int8.reasons import other

@@ -21,9 +21,10 @@ from requant.quantize import Options, Selection, measure_costs, quantize_model
 from requant.quantize.placement import costs as store
 from requant.quantize.placement.costs import Costs, signature
 from requant.quantize.placement.facts import facts_of
+from requant.quantize.placement.forms import possible_forms
 from requant.quantize.placement.layouts import layout_costs
 from requant.quantize.placement.measuring import least_kernels, settled
-from requant.quantize.placement.rules import choose_by, possible_forms
+from requant.quantize.placement.rules import choose_by
 from requant.quantize.runtime import machine
 from requant.quantize.runtime.attribution import Owners
 from requant.quantize.runtime.machine import Machine

@@ -29,7 +29,8 @@ from requant.quantize import Options, choose, measure_sensitivity
 from requant.quantize.accuracy.sqnr import decibels, powers
 from requant.quantize.model.files import load_model, serialize, staging
 from requant.quantize.placement.facts import facts_of
-from requant.quantize.placement.rules import all_int8_plan, choose_by
+from requant.quantize.placement.forms import all_int8_plan
+from requant.quantize.placement.rules import choose_by
 from requant.quantize.runtime.isa import detect
 from requant.quantize.runtime.progress import silent
 from requant.quantize.sensitivity.cache import digest, forget_old, trials_of
