@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Choice, Impl, Plan, Unit
+from ...transforms.int8.reasons import Reason
 from .estimates import estimate
 from .min_cut import Item, Problem, cheapest, weighted_sum
 from .pricing import (
@@ -100,30 +101,46 @@ def _known_forms(prices: Prices, unit: Unit) -> list[Impl]:
 
 
 def _choice(every: Sequence[Prices], unit: Unit, impl: Impl, factor: float) -> Choice:
-    """Return the choice of an implementation for a unit with several; float with the reason.
-
-    The reason has the costs of the batch size at which float saves most. Conversions cost what the plan counts.
-    """
+    """Return the choice of an implementation for a unit that may have several; float with the reason."""
     if impl.int8:
         return Choice(impl)
     if every[0].space.rules.impl(unit) is Impl.WEIGHT:  # it takes as long as float, and the file is smaller
         return Choice(Impl.WEIGHT)
+    return Choice(Impl.FLOAT, _why_float(every, unit, factor))
+
+
+def _why_float(every: Sequence[Prices], unit: Unit, factor: float) -> Reason:
+    """Return why a unit is float, with its costs at the batch size at which float saves most.
+
+    Args:
+        every: The costs at each batch size.
+        unit: The unit.
+        factor: Multiplies the cost of conversions, as in the plan.
+    """
     rows = [_least_costs(each, unit) for each in every]
     (in_float, in_int8), prices = min(zip(rows, every, strict=True), key=lambda row: row[0][0] - row[0][1])
     if in_float == in_int8 == 0:
-        return Choice(Impl.FLOAT, ABSORBED)
+        return ABSORBED
     if in_float == 0 < in_int8:
-        return Choice(Impl.FLOAT, FLOAT_ABSORBED.about(in_int8))
+        return FLOAT_ABSORBED.about(in_int8)
     if in_float <= in_int8:
-        return Choice(Impl.FLOAT, FLOAT_FASTER.about(in_float, in_int8))
-    gain = in_float - in_int8
-    conversions = factor * prices.stretch * conversions_around(prices, unit)
+        return FLOAT_FASTER.about(in_float, in_int8)
+    return _what_outweighs(prices, unit, in_float - in_int8, factor * prices.stretch * conversions_around(prices, unit))
+
+
+def _what_outweighs(prices: Prices, unit: Unit, gain: float, conversions: float) -> Reason:
+    """Return what costs more than a unit gains by integers: noise, conversions, or its neighbours.
+
+    Args:
+        prices: The costs.
+        unit: The unit.
+        gain: How much less time the unit takes in integers, in microseconds.
+        conversions: The cost of the conversions around it, in microseconds.
+    """
     if noise_around(prices, unit) > gain or (prices.noise_price > 0 and conversions < gain):
         adds_none = unit.op in OPS and OPS[unit.op].kind == "same"
-        return Choice(Impl.FLOAT, (NOISE_AROUND_COSTS_MORE if adds_none else NOISE_COSTS_MORE).about(gain))
-    if conversions >= gain:
-        return Choice(Impl.FLOAT, CONVERSIONS_COST_MORE.about(gain, conversions))
-    return Choice(Impl.FLOAT, NEIGHBOURS_COST_MORE.about(gain))
+        return (NOISE_AROUND_COSTS_MORE if adds_none else NOISE_COSTS_MORE).about(gain)
+    return CONVERSIONS_COST_MORE.about(gain, conversions) if conversions >= gain else NEIGHBOURS_COST_MORE.about(gain)
 
 
 def _least_costs(prices: Prices, unit: Unit) -> tuple[float, float]:
@@ -134,23 +151,19 @@ def _least_costs(prices: Prices, unit: Unit) -> tuple[float, float]:
 
 def tuned_plan(prices: Prices, plan: Plan) -> Plan | None:
     """Return a plan with the fastest kernel for each unit from uint8 to uint8; None if that changes nothing."""
-    faster = {}
-    for unit in plan.units:
-        if plan.impl(unit) is not Impl.U8:
-            continue
-        others = {
-            impl: measured(prices, unit.name, impl)
-            for impl in OTHER_FORMS
-            if impl.writes_u8 and impl in prices.space.forms[unit.name]
-        }
-        costs = {
-            Impl.U8: unit_cost(prices, unit, Impl.U8),
-            **{k: cost for k, cost in others.items() if cost is not None},
-        }
-        best = min(costs, key=costs.__getitem__)
-        if best is not Impl.U8:
-            faster[unit.name] = Choice(best)
+    fastest = {unit.name: _fastest_u8_form(prices, unit) for unit in plan.units if plan.impl(unit) is Impl.U8}
+    faster = {name: Choice(form) for name, form in fastest.items() if form is not Impl.U8}
     return _with_absorbers([prices], plan.with_choices(faster)) if faster else None
+
+
+def _fastest_u8_form(prices: Prices, unit: Unit) -> Impl:
+    """Return the fastest form of a unit from uint8 to uint8; a form other than `Impl.U8` only where it is measured."""
+    costs = {Impl.U8: unit_cost(prices, unit, Impl.U8)}
+    for form in OTHER_FORMS:
+        if form.writes_u8 and form in prices.space.forms[unit.name]:
+            cost = measured(prices, unit.name, form)
+            costs |= {} if cost is None else {form: cost}
+    return min(costs, key=costs.__getitem__)
 
 
 def _with_absorbers(every: Sequence[Prices], plan: Plan) -> Plan:

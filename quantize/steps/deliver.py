@@ -140,39 +140,86 @@ def _with_ruinous_tensors_in_float(job: Job, ranges: TensorRanges, trial: Trial)
 
 
 def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: str) -> Run:
-    """Write a float model instead of the INT8 model, with the reason as `Result.why_not`.
-
-    The output is the simplified float model, with two exceptions. If the user's model computes its ranges at run time,
-    its operators keep doing so, unless float is faster or they ruin the outputs. If simplification makes the float
-    model slower, the output is the model that the user gave.
-    """
-    job = job.unscaled or job
-    plan = trial.candidate.plan
-    written: Written = "float"
-    untried = not plan.has_int8  # the judged and timed model is the float model
-    kept = _float_candidate(job, trial.candidate, plan, reason)
-    judged = replace(trial, candidate=kept) if untried else judge(job, kept)
-    if job.restored and not (judged.latencies and all(each.speedup >= WORTHWHILE for each in judged.latencies)):
-        given = as_given(job)
-        tried = judge(given, _float_candidate(given, trial.candidate, given.all_int8_plan, reason))
-        if tried.accuracy.worst_sqnr_db < LEAST_GIVEN_DB:
-            reason += f"; the given model leaves only {tried.accuracy.worst_sqnr_db:.1f} dB"
-        else:
-            job, plan, judged, written = given, given.all_int8_plan, tried, "given"
-    before = any(choice.reason.code in INTEGER_ALREADY for choice in plan.choices.values())
-    what = f"the simplified {'' if before else 'float '}model"
-    faster = _given_if_faster(job, trial.candidate, judged, reason)
-    if faster is not None:
-        times = " instead of ".join(f"{each.latencies[0].int8_ms:.3g}" for each in (judged, faster[1]))
-        what = f"the given model, because simplification makes it slower here ({times} ms)"
-        (job, judged), written = faster, "unsimplified"
-    told = f"{reason}: the output is {what}"
-    run = _finish(job, ranges, judged, output, written)
+    """Write a float model instead of the INT8 model, with the reason as `Result.why_not`."""
+    untried = not trial.candidate.plan.has_int8  # the judged and timed model is the float model
+    chosen = _best_float(job.unscaled or job, trial, reason)
+    run = _finish(chosen.job, ranges, chosen.trial, output, chosen.written)
+    told = f"{chosen.reason}: the output is {chosen.what}"
     if untried:
         return replace(run, result=replace(run.result, why_not=told))
     measured = None if trial.latency is None else (trial.accuracy, trial.latency)
     result = replace(run.result, why_not=told, rejected=measured, rejected_latencies=trial.latencies)
     return replace(run, result=result, rejected=trial if measured else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _FloatModel:
+    """A float model that may be written instead of the INT8 model.
+
+    Attributes:
+        job: The job whose float model it is.
+        trial: The model, judged and timed.
+        written: What it is, for its metadata.
+        reason: Why the INT8 model is not written.
+        what: What it is, in words.
+    """
+
+    job: Job
+    trial: Trial
+    written: Written
+    reason: str
+    what: str
+
+
+def _best_float(job: Job, rejected: Trial, reason: str) -> _FloatModel:
+    """Return the float model to write: the simplified one, with two exceptions.
+
+    If the user's model computes its ranges at run time, its operators keep doing so, unless float is faster or they
+    ruin the outputs. If simplification makes the float model slower, it is the model that the user gave.
+
+    Args:
+        job: The job.
+        rejected: The INT8 model that is not written.
+        reason: Why it is not written.
+    """
+    found = _simplified_or_restored(job, rejected, reason)
+    faster = _given_if_faster(found.job, rejected.candidate, found.trial, found.reason)
+    if faster is None:
+        return found
+    given, tried = faster
+    times = " instead of ".join(f"{each.latencies[0].int8_ms:.3g}" for each in (found.trial, tried))
+    what = f"the given model, because simplification makes it slower here ({times} ms)"
+    return _FloatModel(given, tried, "unsimplified", found.reason, what)
+
+
+def _simplified_or_restored(job: Job, rejected: Trial, reason: str) -> _FloatModel:
+    """Return the simplified float model, or the simplified model whose operators compute their ranges at run time.
+
+    The second one exists if the user gave such a model (`Job.restored`). It is returned unless the float model is
+    faster, or it leaves less than `LEAST_GIVEN_DB`; `_FloatModel.reason` says so then.
+
+    Args:
+        job: The job.
+        rejected: The INT8 model that is not written.
+        reason: Why it is not written.
+    """
+    plan = rejected.candidate.plan
+    in_float = _float_candidate(job, rejected.candidate, plan, reason)
+    simple = judge(job, in_float) if plan.has_int8 else replace(rejected, candidate=in_float)
+    faster = bool(simple.latencies) and all(each.speedup >= WORTHWHILE for each in simple.latencies)
+    if job.restored and not faster:
+        given = as_given(job)
+        tried = judge(given, _float_candidate(given, rejected.candidate, given.all_int8_plan, reason))
+        if tried.accuracy.worst_sqnr_db >= LEAST_GIVEN_DB:
+            return _FloatModel(given, tried, "given", reason, _simplified_text(given.all_int8_plan))
+        reason += f"; the given model leaves only {tried.accuracy.worst_sqnr_db:.1f} dB"
+    return _FloatModel(job, simple, "float", reason, _simplified_text(plan))
+
+
+def _simplified_text(plan: Plan) -> str:
+    """Return what a simplified model is, in words: it is no float model if units computed in integers before."""
+    before = any(choice.reason.code in INTEGER_ALREADY for choice in plan.choices.values())
+    return f"the simplified {'' if before else 'float '}model"
 
 
 def _given_if_faster(job: Job, candidate: Candidate, simple: Trial, reason: str) -> tuple[Job, Trial] | None:

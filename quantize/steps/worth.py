@@ -17,18 +17,22 @@ INTEGER_ALREADY = frozenset({ALREADY.code, INTEGER.code})  # reasons of float un
 
 def why_not(job: Job, trial: Trial) -> str:
     """Return why the INT8 model is not worth writing; empty when it is."""
-    plan = trial.candidate.plan
-    if not plan.has_int8:
-        more = any(plan.choices[unit.name].reason.code in INTEGER_ALREADY for unit in plan.units)
-        if trial.candidate.placement.how != "rules":
-            others = "what is not in integers yet" if more else "every unit"
-            return f"the placement keeps {others} in float"
-        return f"nothing {'more ' if more else ''}in this model can become int8"
+    if not trial.candidate.plan.has_int8:
+        return _why_nothing(trial)
     if not job.judged:  # random inputs are no evidence against a model
         return ""
     judged = promise_of(job, trial.accuracy)
-    by_speed = judged.kept or is_slower(job, trial.latencies)  # of a slow model, no weights were corrected
+    by_speed = judged.kept or is_slower(job, trial.latencies)  # the weights of a slow model were not corrected
     return too_slow(job, trial) if by_speed else f"{LOSES} {judged}"
+
+
+def _why_nothing(trial: Trial) -> str:
+    """Return why no unit of a model became int8."""
+    plan = trial.candidate.plan
+    more = any(plan.choices[unit.name].reason.code in INTEGER_ALREADY for unit in plan.units)
+    if trial.candidate.placement.how == "rules":
+        return f"nothing {'more ' if more else ''}in this model can become int8"
+    return f"the placement keeps {'what is not in integers yet' if more else 'every unit'} in float"
 
 
 def too_slow(job: Job, trial: Trial) -> str:
@@ -47,10 +51,21 @@ def too_slow(job: Job, trial: Trial) -> str:
     if gain >= max(needed, 1 + unsure):
         return ""
     first = trial.latencies[0]
-    plain = "" if first.gain == first.speedup else f", {first.gain:.2f}x the speed of {job.simple_name}"
-    price = f"; an error of {100 * (needed - 1):.0f} % needs {needed:.2f}x" if WORTHWHILE <= gain < needed else ""
-    price = f"; the times are unsure by {100 * unsure:.0f} %, which is more" if gain >= needed else price
-    return f"int8 gains too little here: {speeds_text(job, trial.latencies)}{plain}{price}"
+    simple = "" if first.gain == first.speedup else f", {first.gain:.2f}x the speed of {job.simple_name}"
+    return f"int8 gains too little here: {speeds_text(job, trial.latencies)}{simple}{_shortfall(gain, needed, unsure)}"
+
+
+def _shortfall(gain: float, needed: float, unsure: float) -> str:
+    """Return what a gain falls short of, in words; empty for a gain that is not worth a loss of accuracy at all.
+
+    Args:
+        gain: The speed-up that counts.
+        needed: The speed-up that the error of the model needs.
+        unsure: The uncertainty of the times, as a share.
+    """
+    if gain >= needed:
+        return f"; the times are unsure by {100 * unsure:.0f} %, which is more"
+    return f"; an error of {100 * (needed - 1):.0f} % needs {needed:.2f}x" if gain >= WORTHWHILE else ""
 
 
 def speeds_text(job: Job, latencies: Sequence[Latency]) -> str:
