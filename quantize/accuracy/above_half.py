@@ -31,7 +31,7 @@ class AboveHalf:
     new: int = 0
 
     def with_sample(self, exact: Array, other: Array) -> AboveHalf:
-        """Return the counts with those of one more sample; INT8 values of another shape do not count."""
+        """Return the counts with one more sample added; INT8 values of another shape do not count."""
         above = exact > HALF
         count = int(above.sum())
         if exact.shape != other.shape:

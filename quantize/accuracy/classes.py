@@ -117,7 +117,7 @@ def _rows(scores: Array) -> Array:
 
 
 def open_rows(outputs: Iterable[ir.Value]) -> frozenset[str]:
-    """Return the outputs (N, L) whose length L the model leaves open: their values are those of frames, not classes."""
+    """Return the outputs (N, L) whose length L the model leaves open: each value belongs to a frame, not to a class."""
     found = ((str(each.name), each.shape) for each in outputs)
     return frozenset(
         name for name, shape in found if shape is not None and len(shape) == ROWS and not isinstance(shape[-1], int)
@@ -199,7 +199,7 @@ def predictions_like(expected: Array, outputs: Outputs, name: str | None = None)
     Args:
         expected: The classes of the other model.
         outputs: The outputs.
-        name: The output with the scores; None for that of `class_scores`.
+        name: The output with the scores; None for the output that `class_scores` returns.
     """
     scores = class_scores(outputs) if name is None else candidates(outputs).get(name)
     actual = None if scores is None else classes_of(scores)

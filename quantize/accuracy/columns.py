@@ -10,7 +10,7 @@ import numpy as np
 from ...calibration.model.session import Array
 
 FIXED = 0.8
-"""Rows are no scores per class if a larger share of their variance is that of the columns' means.
+"""Rows are no scores per class if the means of the columns make up more than this share of their variance.
 
 Of the landmarks of a face, an iris, a hand and a body it is 0.86 to 0.98: a nose is always near the middle. Of the
 logits of eight classifiers it is 0.00 to 0.64: no class is the greatest of all in most items. Where one is,
@@ -33,7 +33,7 @@ class Columns:
     squares: float = 0.0
 
     def with_rows(self, rows: Array) -> Columns:
-        """Return the sums with those of more rows (R, C); NaN for rows of several lengths."""
+        """Return the sums with more rows (R, C) added; NaN for rows of several lengths."""
         if self.rows and rows.shape[1] != len(self.sums):
             return replace(self, squares=math.nan)
         with np.errstate(invalid="ignore", over="ignore"):

@@ -114,7 +114,10 @@ def _moved(simple: ir.Model, names: Sequence[str], graph: ir.Graph) -> list[ir.N
 
 
 def _read_instead(node: ir.Node, chosen: ir.Node, graph: ir.Graph) -> None:
-    """Let the readers of a node's choice read that of another node. A TopK takes its own values by these indices."""
+    """Let the readers of a node's choice read the choice of another node.
+
+    A TopK takes its own values by these indices.
+    """
     given = [*chosen.outputs]
     if node.op_type == "TopK":
         taken = ir.node(

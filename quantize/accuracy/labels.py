@@ -27,7 +27,7 @@ def check_classes(labels: Array, counts: int | Sequence[int], where: str) -> Non
 
     Args:
         labels: The labels, integers of any shape.
-        counts: The number of classes; of several heads that of each, where the labels of an item are side by side.
+        counts: The number of classes; for several heads, whose labels are side by side, the number of each head.
         where: The place of the labels.
     """
     flat, most = labels.reshape(-1), np.resize(counts, labels.size)

@@ -43,7 +43,7 @@ def logits_of(model: ir.Model) -> dict[str, Reader]:
 
 
 def with_logits(accuracy: Accuracy, logits: Mapping[str, str], compared: Accuracy) -> Accuracy:
-    """Return a comparison with the SQNR of logits in place of that of saturated probabilities.
+    """Return a comparison with the SQNR of logits in place of the SQNR of saturated probabilities.
 
     Args:
         accuracy: The comparison of the outputs: it tells of the classes, and of the other outputs.

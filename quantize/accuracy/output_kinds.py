@@ -25,7 +25,7 @@ def with_kinds_of(model: ir.Model, accuracy: Accuracy, outputs: Iterable[ir.Valu
 
 
 def without_classes_of_frames(accuracy: Accuracy, frames: Collection[str]) -> Accuracy:
-    """Return a comparison without classes if they are those of one of `frames` and no labels say that it has classes.
+    """Return a comparison without classes if no labels were given and the output with the classes is one of `frames`.
 
     Args:
         accuracy: The comparison.

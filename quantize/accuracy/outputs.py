@@ -1,7 +1,7 @@
 """Compare the outputs of two models: agreement of the top-1 classes, broken and fixed items, SQNR.
 
-This file says what the signal and the noise of outputs are, `parts` what those of their rows are; `classes` says what
-their classes are, and `tokens` what a language model loses.
+This file computes the signal and the noise of whole outputs, and `parts` of the rows of outputs. `classes` compares
+classes, and `tokens` computes what a language model loses.
 """
 
 from __future__ import annotations

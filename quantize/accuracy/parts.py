@@ -58,7 +58,7 @@ class Rows:
     even: bool = True
 
     def with_sample(self, exact: Array, other: Array) -> Rows:
-        """Return the sums with those of one more sample."""
+        """Return the sums with one more sample added."""
         if not self.even or exact.ndim < 2 or exact.shape != other.shape:
             return Rows(even=False)
         axis = self.axis or _row_axis(exact)

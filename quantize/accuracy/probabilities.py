@@ -1,6 +1,6 @@
 """Outputs whose values are probabilities, by the operators that write them.
 
-Values alone show nothing: those of a regression may lie between 0 and 1 on some samples.
+Values alone show nothing: the values of a regression may lie between 0 and 1 on some samples.
 """
 
 from __future__ import annotations

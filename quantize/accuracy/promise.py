@@ -109,7 +109,7 @@ def promise(accuracy: Accuracy, *, held_out: bool = True) -> Promise:
 def _judgements(accuracy: Accuracy, held_out: bool) -> list[Promise]:
     """Return all judgements that apply, at least one, the leading one first: classes, tokens, whole outputs, parts.
 
-    `held_out` is that of `promise`.
+    `held_out` is as for `promise`.
     """
     by_class = _by_labels(accuracy) or _by_scores(accuracy, held_out)
     classes = _of_classes(accuracy) if _replaces_sqnr(by_class, accuracy) else set[str]()
@@ -160,7 +160,7 @@ def _by_labels(accuracy: Accuracy) -> Promise | None:
 
 
 def _by_scores(accuracy: Accuracy, held_out: bool) -> Promise | None:
-    """Judge by the predicted drop of class scores; None if nothing predicts it. `held_out` is that of `promise`.
+    """Judge by the predicted drop of class scores; None if nothing predicts it. `held_out` is as for `promise`.
 
     Saturated probabilities that predict no drop say nothing; where they predict one, answers have changed.
     """
@@ -184,7 +184,7 @@ def _from_items(scores: ClassScores, held_out: bool) -> str:
     """Return what a predicted drop says of other data, in words, with the number of items behind it.
 
     Where no item changed, the losses have no spread that could tell it: what is sure of n items is that at most about
-    3 / n of others change. `held_out` is that of `promise`.
+    3 / n of others change. `held_out` is as for `promise`.
     """
     low, high = scores.whole_interval
     counted = number_of(scores.items, "item")

@@ -47,7 +47,7 @@ class Divergence:
     refused: frozenset[Pair] = frozenset()
 
     def with_sample(self, reference: Outputs, candidate: Outputs, sample: Sample) -> Divergence:
-        """Return the sums with those of one more sample; they stay as they are if it has no scores of tokens.
+        """Return the sums with one more sample added; they stay as they are if it has no scores of tokens.
 
         Scores of tokens have the axes of an integer input of tokens (N, T), and a last axis (N, T, V) that is longer
         than every token. Their distributions have peaks: the hidden states of an encoder of few symbols may have these

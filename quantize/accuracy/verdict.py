@@ -26,7 +26,7 @@ Row: TypeAlias = tuple[str, str]
 
 SIMPLER = 1.2  # a simplified float model this many times as fast as the user's is named in the first line
 SIMPLE, WEIGHTS = "simplified float", "float weights of the given model"
-"""The float model without which no gain is told: that of a float model, and of one that computes ranges at run time."""
+"""The names of the third timed model: for a float model, and for a model that computes ranges at run time."""
 NOT_INT8 = "NOT INT8"
 NO_MORE = "NO MORE INT8"
 MISSED = "GOAL MISSED"
@@ -93,7 +93,7 @@ def _speed(latencies: Sequence[Latency], simple: str) -> str:
 
 
 def _remarks(timed: Latency, simple: str) -> str:
-    """Return how much of a speed-up is that of simplified float, and how unsure it is, in parentheses, or nothing."""
+    """Return the speed-up of simplified float alone, and how unsure the times are, in parentheses, or nothing."""
     gain = timed.float_ms / (timed.simple_ms or timed.float_ms)
     return _in_parentheses(f"{simple} alone {factor(gain)}" if gain >= SIMPLER else "", timed.doubt)
 
@@ -207,7 +207,7 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, held_out: 
 def _sqnr_rows(accuracy: Accuracy, where: str, shown: str, held_out: bool) -> Iterator[Row]:
     """Yield the SQNR of each output and each quiet part, with the lower end of its interval where it is known.
 
-    The arguments are those of `accuracy_rows`.
+    The arguments are as for `accuracy_rows`.
     """
     places, hidden = accuracy.places_db, hidden_outputs(accuracy)
     for name, value in places.items():
@@ -226,7 +226,7 @@ def _items_row(found: Labelled | Versus, where: str) -> Row:
 
 
 def _class_rows(accuracy: Accuracy, where: str, shown: str, held_out: bool) -> Iterator[Row]:
-    """Yield the rows about classes that need no labels; the arguments are those of `accuracy_rows`."""
+    """Yield the rows about classes that need no labels; the arguments are as for `accuracy_rows`."""
     scores, agreed = accuracy.scores, accuracy.agreement_interval
     if scores is None:
         return

@@ -38,7 +38,7 @@ def with_float_bodies(model: ir.Model, plan: Plan) -> Plan:
 
 
 def faster_with_bodies(sizes: Sequence[Size], plan: Plan, why: str) -> tuple[Candidate, Placement]:
-    """Return the faster of two models: that of a plan by rules, and the same with the bodies in float.
+    """Return the faster of two models: of a plan by rules, and of the same plan with the bodies in float.
 
     A loop runs the conversions of its body in each step, so that integers may cost there more than they gain.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from ...transforms.graph import bodies, plain_shape
+from ...transforms.graphs.queries import bodies, plain_shape
 from ...transforms.int8.ops import GROUP_NORM, SLOPED
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.units import Compound, units

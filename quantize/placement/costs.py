@@ -59,7 +59,7 @@ class Costs:
         return Costs(self.machine, rows)
 
     def with_rows(self, rows: Rows) -> Costs:
-        """Return costs with those of other rows; the least time of a signature and implementation counts."""
+        """Return these costs with the costs of other rows; the least time of a signature and implementation counts."""
         return self.with_times((key, impl, cost) for key, row in rows.items() for impl, cost in row.items())
 
     def to_json(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Measured:
 
     @classmethod
     def of(cls, prices: Prices, rows: Rows | None = None, *, sure: bool = True) -> Measured:
-        """Return the state in which nothing is measured but costs that are among those of the prices.
+        """Return the state at the start of a search: the prices may contain costs that were measured before.
 
         Args:
             prices: The prices.

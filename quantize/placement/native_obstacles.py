@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ...transforms.graph import DEEPEST, Shape, constant, has_plain_window, plain_shape, whole_first
+from ...transforms.graphs.queries import DEEPEST, Shape, constant, has_plain_window, plain_shape, whole_first
 from ...transforms.int8.ops import GATE, GROUP_NORM, INTERPOLATION, OPS, SLOPED, TABLE
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.reasons import NONE, Reason

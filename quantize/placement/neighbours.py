@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from ...transforms.graph import computing_graphs
+from ...transforms.graphs.queries import computing_graphs
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Choice, Impl, Plan, Unit
 from ..options.declared import Strategy

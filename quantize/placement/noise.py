@@ -59,7 +59,7 @@ class Noises:
 
     @property
     def total(self) -> float:
-        """The noise of all weights plus that of all tensors.
+        """The noise of all weights plus the noise of all tensors.
 
         The inputs of products in one form count instead of the tensors if they have more noise: there may have been
         time to try only that form.

@@ -59,7 +59,7 @@ def _dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
 
 def _native_dynamic_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot be a native product that finds its ranges at run time."""
-    if not facts.native or facts.exact:  # its results are not those of its body
+    if not facts.native or facts.exact:  # its results differ from the results of its body
         return why.NO_FORM
     if unit.op in RECURRENT:
         return _native_recurrent_obstacle(unit, facts)
@@ -101,7 +101,7 @@ def _block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
 
 def _native_block_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why `unit` cannot be a native product with weights in blocks; a table has no native operator."""
-    if not facts.native or facts.exact or unit.op == "Gather":  # its results are not bit for bit those of its body
+    if not facts.native or facts.exact or unit.op == "Gather":  # its results may differ from the results of its body
         return why.NO_FORM
     return _block_obstacle(unit, facts, strategy)
 

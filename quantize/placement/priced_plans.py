@@ -60,7 +60,7 @@ class PricedPlans:
         return max((1e3 * plan_milliseconds(prices, plan) / float_time(prices) for prices in every), default=0.0)
 
     def ratio(self, plan: Plan, other: Candidate) -> float:
-        """Return the time of the model of a plan over that of another model, in turns, at the worst batch size.
+        """Return the time of the model of a plan over the time of another model, in turns, at the worst batch size.
 
         It is 0 where costs are not measured, and infinite if the runtime does not run both.
         """

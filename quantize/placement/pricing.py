@@ -115,7 +115,7 @@ def usual_share(job: Job, noise: float) -> float:
 
 
 def with_noise_price(prices: Prices, job: Job, microseconds: float, share: float | None = None) -> Prices:
-    """Return prices with a price of noise: that of the options, else that at which all noise costs a share of a time.
+    """Return prices with a price of noise: by the options, else the price at which all noise costs a share of a time.
 
     Args:
         prices: The prices.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from ...transforms.graph import is_float32, made_by
+from ...transforms.graphs.queries import is_float32, made_by
 from ...transforms.int8.ops import FUNCTION, OPS, Kernel, Op
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.reasons import ALREADY, NONE, Reason

@@ -191,7 +191,7 @@ def apply_plan(
 
 
 def _corrections(job: Job, ranges: TensorRanges, plan: Plan, adjusted: Mapping[str, Adjustment]) -> frozenset[str]:
-    """Return the corrections that change the model of a plan; the arguments are those of `apply_plan`."""
+    """Return the corrections that change the model of a plan; the arguments are as for `apply_plan`."""
     shifted = {name for name, each in adjusted.items() if each.shift is not None}
     biased = {u.name for u in plan.units if plan.impl(u).reads_u8 and u.op in OPS and OPS[u.op].bias is not None}
     with_means = {u.name for u in plan.units if u.name in biased and u.inputs[0] in ranges.means}
@@ -208,7 +208,7 @@ def _corrections(job: Job, ranges: TensorRanges, plan: Plan, adjusted: Mapping[s
 
 
 def _call_native(job: Job, model: ir.Model, plan: Plan, joined: Sequence[Joined], purpose: Purpose) -> None:
-    """Put the units that native operators compute into functions; the arguments are those of `apply_plan`."""
+    """Put the units that native operators compute into functions; the arguments are as for `apply_plan`."""
     units, shapes = with_joined([u for u in plan.units if plan.impl(u) is Impl.U8_NATIVE], job.shapes, joined)
     exact, last = job.options.kernels == "exact", purpose == "deliver"
     if purpose == "learn":

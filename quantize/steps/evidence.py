@@ -40,7 +40,7 @@ TRIAL_SAMPLES = 4  # samples of each trial
 TICK = 1e-6  # seconds: the least time of a run, because the CPU clock may not have moved
 RETRY_SECONDS = 300.0  # by built-in costs, for trials of a model that misses the promise; longer trials are left out
 TRIED_FOR = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
-"""The noise of a form that is not tried is that of this form: the range of a row is at most that of its tensor.
+"""A form that is not tried has the noise of this form: the range of a row is at most the range of its tensor.
 
 Attention rounds rows of k and columns of v to 127 steps on each side of 0: where all values have one sign, the step may
 be twice that of the form that is tried.
@@ -107,7 +107,7 @@ def evidence_of(
     of_forms = measure_forms(job, facts, rules, accuracy, seconds)
     of_weights = measure_weights(job, ranges, candidate, accuracy, seconds)
     left = NOISE_LEFT if job.corrections >= ADJUSTING else 1.0
-    as_rounded = {unit.name for unit in rules.units if unit.op in STATES}  # nothing learns those of recurrent operators
+    as_rounded = {unit.name for unit in rules.units if unit.op in STATES}  # no correction learns these weights
     return Evidence(
         ruinous(sqnr_db, least_db),
         noise_powers(sqnr_db),
@@ -118,7 +118,7 @@ def evidence_of(
 
 
 def noise_powers(sqnr_db: Mapping[str, float]) -> dict[str, float]:
-    """Return noise power over signal power from dB, by tensor; at most that of `LOST_DB`."""
+    """Return noise power over signal power from dB, by tensor; at most the ratio of `LOST_DB`."""
     return {name: 10 ** (-max(db, LOST_DB) / 10) for name, db in sqnr_db.items()}
 
 

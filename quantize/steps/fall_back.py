@@ -41,9 +41,9 @@ def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     The placement gives the cheapest plan for each price of noise. The price rises until the estimated noise of the plan
     is low enough. The estimate is the measured noise of the last model times the ratio of the plans' noises, each the
     sum of the noises of its tensors and weights alone. Such sums tell which units are noisy, and little of the noise of
-    all together: if a model keeps the promise, faster ones are tried, with noise between its own and that of the
-    last one that missed it. Where no price gives a plan between those two, one more model is made, with half of the
-    units in which they differ. A model that does not run counts as one that misses it.
+    all together: if a model keeps the promise, faster ones are tried, with noise between its own noise and the noise
+    of the last model that missed it. Where no price gives a plan between those two, one more model is made, with half
+    of the units in which they differ. A model that does not run counts as one that misses it.
 
     Args:
         job: The job, with data of the user.
@@ -69,6 +69,21 @@ def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     best = _with_middle_plan(job, plans, _plans_between(plans, noise, missed, best.candidate.plan), build, best)
     best = _without_few_native(job, plans, best, build)
     return if_it_runs(partial(judge, job, best.candidate, best.accuracy)) or trial
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Accepted:
+    """A model that keeps the promise.
+
+    Attributes:
+        candidate: The model.
+        accuracy: Its accuracy.
+        noise: The estimated noise of its plan.
+    """
+
+    candidate: Candidate
+    accuracy: Accuracy
+    noise: float
 
 
 def _fastest_accepted(
@@ -141,7 +156,7 @@ def _with_middle_plan(
     Args:
         job: The job.
         plans: The plans, which time models.
-        path: The plans, from nearly one that misses the promise to nearly that of the given model.
+        path: The plans. The first is near a plan that misses the promise, the last is near the plan of the given model.
         build: Returns the model of a plan.
         best: A model that keeps the promise.
     """
@@ -178,28 +193,13 @@ def _fastest_or_noisier(
     return _fastest_within(plans, noise, math.sqrt(limit * missed_noise))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Accepted:
-    """A model that keeps the promise.
-
-    Attributes:
-        candidate: The model.
-        accuracy: Its accuracy.
-        noise: The estimated noise of its plan.
-    """
-
-    candidate: Candidate
-    accuracy: Accuracy
-    noise: float
-
-
 def _next_faster(
     plans: PricedPlans, noise: Callable[[Plan], float], best: _Accepted, missed_noise: float
 ) -> tuple[PricedPlans, Plan | None]:
-    """Return a faster plan than that of a model that keeps the promise, behind the plans with all measured costs.
+    """Return the plans with all measured costs, and a plan that is faster than a model that keeps the promise.
 
-    The noise of the plan is between that of the model and `missed_noise`; the plan is None if there is none. A plan
-    that its costs do not make cheaper is not measured.
+    The noise of the plan is between the noise of the model and `missed_noise`. The plan is None if there is no such
+    plan. A plan is not measured if it is not cheaper by its costs.
     """
     limit, tried = best.noise, [best.candidate.plan]
     for _ in range(HALVINGS):
@@ -309,7 +309,7 @@ def _cheapest_within(
 def _build_candidate(
     job: Job, ranges: TensorRanges, write: Callable[[Plan], Candidate], trial: Trial, evidence: Evidence, plan: Plan
 ) -> Candidate:
-    """Return the model of a plan with corrections; its placement is that of the trial, with what that missed."""
+    """Return the model of a plan with corrections, with the placement of the trial and what the trial missed."""
     missed = str(promise_of(job, trial.accuracy))
     placement = replace(trial.candidate.placement, predicted_ms=None, missed=missed)
     return replace(correct(job, ranges, write(plan)), placement=placement, evidence=evidence)

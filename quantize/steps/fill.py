@@ -66,7 +66,7 @@ def _data(job: Job, judged: int) -> str:
 
 
 def _float_nodes(job: Job, plan: Plan, kernels: Sequence[KernelRun]) -> tuple[FloatNode, ...]:
-    """Return the nodes that stay float; the time of a unit is that of its first node."""
+    """Return the nodes that stay float; the first node of a unit has the time of the unit."""
     types = {name: node.op_type for name, node in nodes_by_name(job.simple).items()}
     spent, found = Owners(job.simple, plan.units).spent(kernels).units, []
     for unit in (each for each in plan.units if not plan.impl(each).int8):

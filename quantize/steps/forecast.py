@@ -37,9 +37,9 @@ TRIED = 0.01  # seconds for a tensor beside the runs: building its part of the m
 ADJUSTED = 0.15  # seconds for a layer beside the multiplications and runs
 PRODUCT = 5e-11  # seconds for one multiplication of learned rounding
 LOADED = 0.002  # seconds for one unit of a plan: writing, loading and reading its profile
-PROFILES = 9  # plans that are profiled: float, each integer form, rules, and those of the costs
+PROFILES = 9  # plans that are profiled: float, each integer form, rules, and the plans by costs
 PLANS = 8  # plans that are timed in turns; then the best one beside the same without native operators
-IN_INTEGERS = 0.6  # the time of a run of a plan, over that of the float model
+IN_INTEGERS = 0.6  # the time of a run of a plan, over the time of a run of the float model
 PROBED = 0.03  # seconds for which runs are timed for the forecast
 LEAST_SHARE = 0.05  # of a processor; a smaller measured share counts as this one, because the machine has paused
 REPEATED = 1.5  # measurements until the times are sure, the first one included
@@ -47,7 +47,7 @@ ROUNDS = 4  # models with more units in float that are emitted at most
 BETWEEN = 1  # models that are emitted between the fastest one that keeps the promise and one that misses it
 FALLBACK_MODELS = 3  # models that `fall_back_to_float` makes, about: one keeps the promise, then faster ones are tried
 PRICED = 3  # plans that are profiled for each of them
-AGAIN = 0.6  # plans that are profiled for a second placement, over those of the first one
+AGAIN = 0.6  # plans that are profiled for a second placement, over the plans that are profiled for the first one
 
 
 def forecast(job: Job) -> dict[str, float]:
@@ -126,7 +126,7 @@ def forecast_second_placement(job: Job) -> dict[str, float]:
 def _second_placement_seconds(
     job: Job, feed: Mapping[str, Array], run: float, every: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the seconds of trials of all tensors and of a second placement, from those of all stages of the first."""
+    """Return the seconds of trials of all tensors and of a second placement, from the seconds of the first one."""
     placed = ("correct weights", "compare placements", "compare", "time")
     found = _trial_seconds(job, feed, run, RETRY_SECONDS) | {stage: every[stage] for stage in placed if stage in every}
     return found | {"measure costs": AGAIN * every["measure costs"]} if "measure costs" in every else found

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TypeVar
 
 from ... import RequantError
-from ...calibration.model.session import FEW
 from ...calibration.data.sources import Source
+from ...calibration.model.session import FEW
 from ..accuracy.choices import Reader
 from ..accuracy.given_choices import readers_of, with_choices
 from ..accuracy.logits import logits_of, with_logits

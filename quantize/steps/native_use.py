@@ -54,7 +54,8 @@ def _stock_ms(job: Job, trial: Trial, stock: Candidate) -> float | None:
 def _stock_promise(job: Job, trial: Trial, stock: Candidate) -> Promise | None:
     """Judge the model without the library: bodies round where native operators do not.
 
-    The arguments are those of `_stock_ms`. None if nothing judged the model, or if it is large: that takes minutes.
+    The arguments are as for `_stock_ms`. Return None if nothing judged the model, or if it is large: timing it takes
+    minutes.
     """
     if not job.judged or not trial.accuracy.samples or job.weights.large or job.options.kernels == "exact":
         return None

@@ -38,7 +38,7 @@ SHORT = 0.75  # a file of at most this share of its weights in float32 stores th
 
 
 def notes_on(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], size: int) -> tuple[str, ...]:
-    """Return all notes on a model that was written: those of the job first.
+    """Return all notes on a model that was written: the notes of the job come first.
 
     Args:
         job: The job.

@@ -107,7 +107,7 @@ def prepare(
 def as_given(job: Job, *, simplified: bool = True) -> Job:
     """Return a job whose simplified model keeps the operators that compute their ranges at run time.
 
-    Its outputs are still compared with those of the model with float weights.
+    Its outputs are still compared with the outputs of the model with float weights.
 
     Args:
         job: The job.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 PRICES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """Prices of all noise, as a share of the float model's run time; the search refines between two of them."""
 FIRST = 2
-"""The index of the first price: by the exchange of medium effort, that of a relative error of 5 %."""
+"""The index of the first price: by the exchange of medium effort, the price of a relative error of 5 %."""
 FINER = 4
 """Prices to try between two neighbours."""
 

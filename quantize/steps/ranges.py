@@ -131,7 +131,7 @@ def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tup
 
 
 def findings_of_plan(job: Job, ranges: TensorRanges, plan: Plan) -> tuple[Finding, ...]:
-    """Return the findings about the data, of the growth of ranges only that of the ranges which a plan uses.
+    """Return the findings about the data; growth counts only of the ranges that a plan uses.
 
     A plan without static units, such as one of dynamic units, uses none: no more samples would change its model. Where
     the ranges of all tensors do not grow, those of a few that a plan uses are no finding: one sample may widen them.

@@ -41,6 +41,6 @@ def pipelines(*, portable: bool = False, dynamic: Iterable[str] | None = None) -
 
 
 def simplify(model: ir.Model, progress: Progress, *, pipeline: Pipeline | str | None = None) -> PipelineResult:
-    """Run a pipeline on a copy of `model`; None is what the group `simplify` does without functions."""
+    """Run a pipeline on a copy of `model`; None runs the second pipeline of `pipelines`."""
     chosen = pipelines()[1] if pipeline is None else pipeline
     return run(chosen, model, progress=lambda step: progress(f"simplify: {step.name}", 0, None))
