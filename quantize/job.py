@@ -22,6 +22,7 @@ from ..transforms.int8.qparams import QParams, Scheme
 from .accuracy.outputs import Accuracy
 from .accuracy.verdict import SIMPLE, WEIGHTS
 from .model.files import Weights
+from .model.shapes import fed_shapes
 from .options.efforts import EFFORTS, chosen
 from .options.given_ranges import GivenRanges
 from .options.options import Options
@@ -130,6 +131,14 @@ class Job:
     def feed(self) -> Feed | None:
         """The feed of the first run; None without data."""
         return self.loads[0].feed if self.loads else None
+
+    @cached_property
+    def fed_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the tensors of the simplified model by name, for `feed`; empty without data.
+
+        They are inferred once: each trial of a search for a plan asks for them.
+        """
+        return {} if self.feed is None else fed_shapes(self.simple, self.feed)
 
     @property
     def scheme(self) -> Scheme:

@@ -11,7 +11,6 @@ import onnx_ir as ir
 from ...transforms.graphs.queries import constant, nodes_by_name
 from ...transforms.int8.plan import Plan
 from ..job import Job
-from ..model.shapes import fed_shapes
 from ..placement.runs import samples_for
 from .layer_by_layer import WALKED
 from .rounding import ROWS, channels_of
@@ -42,7 +41,7 @@ class WalkedLayer:
 def walked_layers(job: Job, plan: Plan) -> Iterator[WalkedLayer]:
     """Yield the layers of a plan whose weights are corrected."""
     nodes, batch = nodes_by_name(job.simple), job.loads[0].batch if job.loads else 1
-    shapes = {} if job.feed is None else fed_shapes(job.simple, job.feed)
+    shapes = job.fed_shapes
     for unit in plan.units:
         impl = plan.impl(unit)
         if unit.op not in WALKED or not (impl.reads_u8 or impl.in_blocks):

@@ -30,6 +30,8 @@ UINT8 = ir.TensorType(ir.DataType.UINT8)
 
 def put_calls(model: ir.Model, calls: Mapping[ir.Value, Call]) -> int:
     """Put calls into a model, by the tensor that each computes, in order; return how many there are."""
+    if not calls:
+        return 0
     moved: dict[ir.Value, ir.Value] = {}
     writer = _Writer(model, names(model), {})
     for end, call in calls.items():

@@ -311,11 +311,21 @@ def staging(output: PathLike | None = None) -> Iterator[Path]:
 
 
 def serialize(model: ir.Model, folder: Path | None = None) -> Serialized:
-    """Return a model in the form that the runtime opens, without a copy of large weights.
+    """Return a model in the form that the runtime opens, without a copy of large weights; see `message_of`.
+
+    Raises:
+        RequantError: The bytes exceed one ONNX message, or the file cannot be written.
+    """
+    message, home = message_of(model, folder)
+    return Serialized(message.SerializeToString(), home)
+
+
+def message_of(model: ir.Model, folder: Path | None = None) -> tuple[onnx.ModelProto, Path | None]:
+    """Return a model as a message, and the folder of the external data that it refers to; None without any.
 
     The runtime reads external data of one folder, here the folder with most bytes; these weights stay there. Other
-    weights become part of the bytes. If these are more than `INSIDE`, they move to a file in `folder`, which `model`
-    and its later clones then read; this frees the memory.
+    weights become part of the message. If these are more than `INSIDE` bytes, they move to a file in `folder`, which
+    `model` and its later clones then read; this frees the memory.
 
     Args:
         model: The model; it still computes the same.
@@ -338,7 +348,7 @@ def serialize(model: ir.Model, folder: Path | None = None) -> Serialized:
         raise RequantError(f"{inside / 2**30:.1f} GB of weights are in memory; one ONNX model holds 2 GB")
     copy = model.clone()
     load_tensors(copy, keep=lambda tensor: home_of(tensor) == home)
-    return Serialized(bytes(ir.to_proto(copy).SerializeToString()), home)
+    return ir.to_proto(copy), home
 
 
 def _move(weights: Sequence[ir.Value], folder: Path) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from ...calibration.model.session import Array
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ..job import Job
-from ..model.shapes import fed_shapes
 from ..options.efforts import EFFORTS
 from .absorbers import absorbers_of
 from .costs import Costs, signature
@@ -20,6 +19,7 @@ from .followers import followers_of
 from .forms import possible_forms
 from .layouts import LayoutCosts
 from .noise import Noises, noise
+from .runs import shapes_for
 
 Shape = tuple[int, ...]
 
@@ -55,7 +55,7 @@ class Space:
     @classmethod
     def of(cls, job: Job, facts: Facts, rules: Plan, feed: Mapping[str, Array] | None) -> Space:
         """Return the space of a job; without a feed, shapes come from the model alone."""
-        forms, shapes = possible_forms(facts, rules), fed_shapes(job.simple, feed or {})
+        forms, shapes = possible_forms(facts, rules), shapes_for(job, feed or {})
         followers = followers_of(rules.units, forms, shapes) if job.runtime.fuses else {}
         behind: dict[str, list[str]] = defaultdict(list)
         for unit in rules.units:

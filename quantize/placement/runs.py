@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ...calibration.model.session import FEW, Array
 from ...transforms.graphs.queries import nodes_by_name
 from ..job import Job
-from ..model.shapes import fed_shapes
+from ..model.shapes import Shape, fed_shapes
 from .estimates import runs_in
 
 MOST_SAMPLES = 64
@@ -44,7 +44,16 @@ def runs_within(job: Job, feed: Mapping[str, Array], seconds: float, run: float)
     return min(runs_for(job, feed, seconds), SLACK * seconds / run)
 
 
+def shapes_for(job: Job, feed: Mapping[str, Array]) -> Mapping[str, Shape]:
+    """Return the shapes of the tensors of the simplified model for a feed: those of the job's own feed where they fit.
+
+    To infer them takes as long as some runs of the model.
+    """
+    own, asked = ({name: array.shape for name, array in each.items()} for each in (job.feed or {}, feed))
+    return job.fed_shapes if own and own == asked else fed_shapes(job.simple, feed)
+
+
 def runs_for(job: Job, feed: Mapping[str, Array], seconds: float) -> float:
     """Return the estimated number of runs of the float model on a feed in some seconds."""
-    sizes = {name: math.prod(shape) for name, shape in fed_shapes(job.simple, feed).items()}
+    sizes = {name: math.prod(shape) for name, shape in shapes_for(job, feed).items()}
     return runs_in(seconds, job.all_int8_plan.units, nodes_by_name(job.simple), sizes)

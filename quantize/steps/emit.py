@@ -8,6 +8,7 @@ from functools import partial
 
 import onnx_ir as ir
 
+from ...calibration.session import Serialized
 from ...transforms import signature, verify
 from ...transforms.fuse_silu import fuse_silus
 from ...transforms.int8.existing import drop_round_trips
@@ -31,7 +32,7 @@ from ..kernels.recurrent import wrap_recurrent
 from ..kernels.rotaries import wrap_rotaries
 from ..kernels.softmaxes import wrap_softmaxes
 from ..kernels.wrap import drop_inner_rounding, wrap_units
-from ..model.files import serialize
+from ..model.files import message_of
 from ..model.metadata import describe_origin
 from ..options.efforts import ADJUSTING
 from ..placement.facts import Facts, facts_of
@@ -184,10 +185,20 @@ def apply_plan(
         steps.append("qdq_to_qoperator")
     _call_native(job, model, plan, joined, purpose)
     describe_origin(model, steps, qparams, job.asked())
-    verify(model, like=signature(job.simple))
-    source = serialize(model, job.folder)
     done = _corrections(job, ranges, plan, adjusted)
+    source = _verified(job, model)
     return Candidate(model, plan, qparams, source, written.relieved, runtime=job.runtime, corrected=done)
+
+
+def _verified(job: Job, model: ir.Model) -> Serialized:
+    """Return a model for the runtime, serialized once: the check takes the same message, which is much of its time.
+
+    Raises:
+        VerifyError: The model is not valid.
+    """
+    message, home = message_of(model, job.folder)
+    verify(model, like=signature(job.simple), message=message)
+    return Serialized(message.SerializeToString(), home)
 
 
 def _corrections(job: Job, ranges: TensorRanges, plan: Plan, adjusted: Mapping[str, Adjustment]) -> frozenset[str]:

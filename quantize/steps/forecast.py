@@ -11,11 +11,10 @@ from ...transforms.int8.ops import OPS
 from ..corrections.rounding import ROWS, SPARSE, columns_of, multiplications
 from ..corrections.samples import correcting_samples, walked_layers
 from ..job import Job
-from ..model.shapes import fed_shapes
 from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.bodies import integers_in_bodies
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
-from ..placement.runs import runs_for, runs_within, samples_for
+from ..placement.runs import runs_for, runs_within, samples_for, shapes_for
 from ..placement.tried_plans import LEAST_MS
 from ..runtime.clock import (
     FEW_ROUNDS,
@@ -72,7 +71,7 @@ def forecast(job: Job) -> dict[str, float]:
 
 def _stage_seconds(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]:
     """Return the seconds of the stages from the seconds of one run, for a process that has a processor for itself."""
-    sizes = {n: math.prod(s) for n, s in fed_shapes(job.simple, feed).items()}
+    sizes = {n: math.prod(s) for n, s in shapes_for(job, feed).items()}
     effort, tensors = EFFORTS[job.options.effort], job.all_int8_plan.quantized
     found = {"compare": samples_for(job) * run * (2 if effort.seconds else 1)}
     if job.static and job.source is not None and job.source.length is not None:

@@ -22,7 +22,7 @@ from .forms import (
     with_lookups,
 )
 from .ops import ATTENTIONS, GATE, OPS
-from .packed_conv import pack_pixels
+from .packed_conv import pack_pixels, shapes_read
 from .plan import Domain, Impl, Plan, Unit
 from .qparams import Array, QParams, Scheme, quantize
 from .runtime_workarounds import (
@@ -148,9 +148,20 @@ def _to_runtime_forms(
     integer = [unit for unit in plan.units if plan.impl(unit).reads_u8]
     keep_floats(plan, nodes, writer)
     _import_runtime_domain(model)  # required to infer the shapes behind its operators
-    values = inferred(model) if any(unit.op == "Conv" for unit in integer) and exact else {}
+    values = _shapes_to_pack(model, [nodes[unit.nodes[0]] for unit in integer if unit.op == "Conv"]) if exact else {}
     for unit in integer:
         _to_runtime_form(unit, plan, nodes, values, writer)
+
+
+def _shapes_to_pack(model: ir.Model, convolutions: Sequence[ir.Node]) -> Mapping[str, ir.Value]:
+    """Return the tensors by name, with shapes, that `pack_pixels` reads of some convolutions; empty if it reads none.
+
+    Shapes are inferred only where they are not recorded: of a model of thousands of nodes that takes half a second. The
+    recorded shape of a graph output is only declared.
+    """
+    read = [value for node in convolutions for value in shapes_read(node) or () if value is not None]
+    sure = (value.shape is not None and value.shape.is_static() and not value.is_graph_output() for value in read)
+    return {str(value.name): value for value in read} if all(sure) else inferred(model)
 
 
 def _to_runtime_form(

@@ -77,7 +77,7 @@ def pack_pixels(
             operator.
     """
     dq, weights = map(producer_of, node.inputs[:2])
-    taps = _packed_taps(node, dq, weights, values)
+    taps = None if weights is None else _packed_taps(node, weights, values)
     if taps is None or dq is None or weights is None:
         return False
     integers, zero = constant(weights.inputs[0]), constant(weights.inputs[2])
@@ -150,23 +150,35 @@ def packing_of(packed: ir.Value | None) -> Packing | None:
     return Packing(whole.inputs[0], blocks, (whole, blocks, quantizes))
 
 
-def _packed_taps(
-    node: ir.Node, dq: ir.Node | None, weights: ir.Node | None, values: Mapping[str, ir.Value]
-) -> tuple[Taps, Taps] | None:
-    """Return the packed taps along both axes; None for a convolution that is left alone."""
+def shapes_read(node: ir.Node) -> tuple[ir.Value | None, ir.Value] | None:
+    """Return the float tensors whose shapes `pack_pixels` needs: the input and the result of a convolution.
+
+    None for a convolution that is left alone whatever their shapes are.
+    """
+    dq, weights = map(producer_of, node.inputs[:2])
     if dq is None or weights is None or {dq.op_type, weights.op_type} != {"DequantizeLinear"}:
         return None
-    origin = producer_of(dq.inputs[0])
-    source = origin.inputs[0] if origin is not None and origin.op_type == "QuantizeLinear" else None
-    known = [values.get(str(value.name)) if value is not None else None for value in (source, node.outputs[0])]
-    shapes = [value.shape if value is not None else None for value in known]
     integers, zero = constant(weights.inputs[0]), constant(dq.inputs[2]) if len(dq.inputs) > 2 else None
     usual = node.attributes.get_ints("strides", ()) == (BLOCK, BLOCK) and node.attributes.get_int("group", 1) == 1
     usual = usual and all(step == 1 for step in node.attributes.get_ints("dilations", (1, 1)))
     usual = usual and node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
     # With int8, ONNX Runtime runs SpaceToDepth and the convolution in float.
     usual = usual and zero is not None and zero.dtype == ir.DataType.UINT8
-    if not usual or integers is None or len(integers.shape) != 4 or None in shapes:
+    if not usual or integers is None or len(integers.shape) != 4 or int(integers.shape[1]) > THIN:  # type: ignore[arg-type]
+        return None
+    origin = producer_of(dq.inputs[0])
+    source = origin.inputs[0] if origin is not None and origin.op_type == "QuantizeLinear" else None
+    return source, node.outputs[0]
+
+
+def _packed_taps(node: ir.Node, weights: ir.Node, values: Mapping[str, ir.Value]) -> tuple[Taps, Taps] | None:
+    """Return the packed taps along both axes; None for a convolution that is left alone."""
+    read, integers = shapes_read(node), constant(weights.inputs[0])
+    if read is None or integers is None:
+        return None
+    known = [values.get(str(value.name)) if value is not None else None for value in read]
+    shapes = [value.shape if value is not None else None for value in known]
+    if None in shapes:
         return None
     before, after = ([axis for axis in tuple(shape or ())[-3:] if isinstance(axis, int)] for shape in shapes)
     pads = list(node.attributes.get_ints("pads", (0, 0, 0, 0)))

@@ -276,3 +276,21 @@ def test_unpacked_weights_are_those_before_packing(kernel: int, begin: int) -> N
         np.testing.assert_array_equal(found[:, :, before : before + kernel, before : before + kernel], weights)
         assert np.count_nonzero(found) == weights.size
         assert (side + pads[0] + pads[2] - found.shape[2]) // 2 + 1 == count
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights", "inferred_again"), [("2,3,8,8", 3, False), ("N,3,8,8", 3, True), ("N,8,8,8", 8, False)]
+)
+def test_shapes_are_inferred_only_where_packing_reads_one_that_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, shape: str, weights: int, inferred_again: bool
+) -> None:
+    told: list[ir.Model] = []
+
+    def spy(model: ir.Model) -> dict[str, ir.Value]:
+        told.append(model)
+        return inferred(model)
+
+    monkeypatch.setattr("requant.transforms.insert_qdq.inferred", spy)
+    made = written(build(shape, (OUTPUTS, weights, 3, 3), "[conv] h = Conv(x, w, b) y = Relu(h)"))
+    assert bool(told) == inferred_again
+    assert ops(made).count("SpaceToDepth") == (weights == 3)
