@@ -46,7 +46,7 @@ from ...runtime.configured import (
 )
 from ...runtime.inputs import open_data
 from ...runtime.progress import Progress, silent
-from ...runtime.random_inputs import generated_source, refusal
+from ...runtime.random_inputs import generated_source, refusal, runs_on_none
 from .compiled_times import SECONDS, Change, timed
 from .native import STOCK, UNCHANGED, Natives, choose, native_library, needed_library
 from .probes import add_probes
@@ -77,7 +77,6 @@ class Compiled:
         data: A text for the data.
         bytes_before: Size of the original with its external data.
         bytes_after: Size of the output with its external data.
-        refusal: Why the runtime refuses random inputs; empty if the model ran.
     """
 
     output: str
@@ -96,7 +95,6 @@ class Compiled:
     data: str
     bytes_before: int
     bytes_after: int
-    refusal: str = ""
 
     @property
     def snippet(self) -> str:
@@ -121,7 +119,6 @@ class Compiled:
             "sqnr_db_by_output": {n: value if math.isfinite(value) else None for n, value in self.sqnr_db.items()},
             "samples": self.samples,
             "data": self.data,
-            "refusal": self.refusal,
             "size": {"before_bytes": self.bytes_before, "after_bytes": self.bytes_after},
         }
 
@@ -145,7 +142,7 @@ def compile_model(
         path: Path of the model, float or quantized.
         output: Path of the model to write: in ORT format if it ends in ``.ort``, otherwise ONNX, with weights of more
             than 2 GB in a file beside it. It is written completely or not at all.
-        data: A data source whose first samples are run; None for random inputs, if the model runs on them.
+        data: A data source whose first samples are run; None for random inputs.
         threads: Threads inside one operator while timing; 0 is the runtime's choice.
         kernels: ``stock`` for the runtime's own operators, ``native`` for those of ``ai.requant``, or ``auto``: native
             where that is faster here, and where the original is. A model with native operators needs their library to
@@ -154,7 +151,7 @@ def compile_model(
         progress: Called with a stage, how much of it is done, and how much there is (None: unknown).
 
     Raises:
-        RequantError: The model cannot be compiled; nothing was written.
+        RequantError: The model cannot be compiled, or does not run on the inputs; nothing was written.
     """
     check_path(path, "a model")
     check_path(output, "an output")
@@ -165,7 +162,6 @@ def compile_model(
     check_output(output, path, force=force)
     original, weights, needed = _original(path, output, kernels)
     source, samples = _inputs(Path(path), data)
-    why = refusal(Path(path)) if source is None else ""
     feed = samples[0].feed if samples else None
     base: Values = {} if threads == 0 else {"intra_op_num_threads": threads}
     natives = None if library is None or feed is None or weights.large else Natives(library, kernels, base, feed)
@@ -189,10 +185,9 @@ def compile_model(
         identical=made.identical,
         sqnr_db=made.sqnr_db,
         samples=len(samples),
-        data=_description(source),
+        data=source.description,
         bytes_before=size_on_disk(path),
         bytes_after=size_on_disk(output),
-        refusal=why,
     )
 
 
@@ -221,15 +216,16 @@ def _original(
     return original, weights, needed
 
 
-def _inputs(path: Path, data: DataSource | None) -> tuple[Source | None, list[Sample]]:
-    """Return the data and their first samples; no source if there are no data and random inputs do not run."""
+def _inputs(path: Path, data: DataSource | None) -> tuple[Source, list[Sample]]:
+    """Return the data and their first samples.
+
+    Raises:
+        RequantError: There are no data, and the model runs on no random inputs: it may never run.
+    """
     source = generated_source(path) if data is None else open_data(path, data)
-    return source, [] if source is None else list(islice(source, COMPARED))
-
-
-def _description(source: Source | None) -> str:
-    """Return a text for the data."""
-    return "" if source is None else source.description
+    if source is None:
+        raise RequantError(f"{path}: {runs_on_none(refusal(path))}")
+    return source, list(islice(source, COMPARED))
 
 
 @dataclass(frozen=True, slots=True)
