@@ -27,13 +27,15 @@ def with_kinds_of(model: ir.Model, accuracy: Accuracy, outputs: Iterable[ir.Valu
 def without_classes_of_frames(accuracy: Accuracy, frames: Collection[str]) -> Accuracy:
     """Return a comparison without classes if no labels were given and the output with the classes is one of `frames`.
 
+    Probabilities of frames that are all 0 or 1 stay `saturated`: they hide noise as those of classes do.
+
     Args:
         accuracy: The comparison.
         frames: The outputs whose values are frames, as `open_rows` returns them.
     """
     if accuracy.labelled is not None or accuracy.class_output not in frames:
         return accuracy
-    return replace(accuracy, scores=None, saturated=frozenset())
+    return replace(accuracy, scores=None)
 
 
 def with_sigmoids(accuracy: Accuracy, sigmoids: Collection[str]) -> Accuracy:

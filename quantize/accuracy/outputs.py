@@ -106,7 +106,7 @@ class Accuracy:
             `compare` keep those of the outputs that a Sigmoid writes.
         replaced: By output that is not compared itself, since the model chooses it by its own scores: its own SQNR in
             dB; NaN for integers.
-        saturated: The heads of classes whose probabilities are all nearly 0 or 1, so that their noise does not show.
+        saturated: The outputs whose probabilities are all nearly 0 or 1, so that their noise does not show.
             In `sqnr_db` their logits stand in their place, where both models have them.
     """
 
