@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -22,8 +23,27 @@ RUIN_DB = 20.0
 STANDS_OUT_DB = 10.0
 
 TOGETHER = 2**26  # bytes of weights whose integers are tried in one session
+COPIES = 4  # of these weights: three in the session, and the constants that are put into it
 Opened: TypeAlias = tuple[Switchboard, Mapping[str, Switch]]
 """A model with switches, and the switch of each tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """The weights in integers that `sqnr_by_weight` tries.
+
+    Attributes:
+        made: Computes the dequantized constants of some nodes, by name and index of the input.
+        together: The most bytes of float weights that are tried in one session; a larger one is alone.
+    """
+
+    made: Callable[[Collection[str]], Constants]
+    together: int = TOGETHER
+
+    @classmethod
+    def within(cls, made: Callable[[Collection[str]], Constants], limit: int | None) -> Integers:
+        """Return weights of which so many are tried in one session as a limit of memory allows, in bytes."""
+        return cls(made, TOGETHER if limit is None else min(TOGETHER, limit // COPIES))
 
 
 def ruinous(sqnr_db: Mapping[str, float], least: float = RUIN_DB) -> dict[str, str]:
@@ -95,7 +115,7 @@ def sqnr_by_weight(
     model: ir.Model,
     sizes: Mapping[str, int],
     samples: Sequence[Sample],
-    made: Callable[[Collection[str]], Constants],
+    integers: Integers,
     *,
     optimize: bool = True,
     runs: float = math.inf,
@@ -103,13 +123,13 @@ def sqnr_by_weight(
 ) -> dict[str, float]:
     """Return the SQNR, in dB, of the worst float output with the weights of one node at a time in integers.
 
-    A session has its weights several times: one serves nodes with at most `TOGETHER` bytes, or a single node.
+    A session has its weights several times: one serves nodes with at most `integers.together` bytes, or a single node.
 
     Args:
         model: A float model.
         sizes: The bytes of the float weights of each node to try, by its name.
         samples: As for `sqnr_by_tensor`.
-        made: Computes the dequantized constants of some of these nodes, by name and index of the input.
+        integers: Their weights in integers.
         optimize: As for `sqnr_by_tensor`.
         runs: As for `sqnr_by_tensor`.
         progress: As for `sqnr_by_tensor`, with nodes in place of tensors.
@@ -124,9 +144,9 @@ def sqnr_by_weight(
     node_of = {next(str(each.name) for each in nodes[name].outputs if each.name): name for name in sizes}
 
     def opened(segment: Segment) -> Iterator[Opened]:
-        for tensors in _within(segment.tensors, lambda tensor: sizes[node_of[tensor]], TOGETHER):
+        for tensors in _within(segment.tensors, lambda tensor: sizes[node_of[tensor]], integers.together):
             switches = {tensor: Switch(node_of[tensor], "") for tensor in tensors}
-            constants = made([node_of[tensor] for tensor in tensors])
+            constants = integers.made([node_of[tensor] for tensor in tensors])
             yield constant_switches(segment.model, constants, optimize=optimize), switches
 
     found = _each(model, tuple(node_of), samples, opened, runs, progress)

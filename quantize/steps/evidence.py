@@ -28,7 +28,7 @@ from ..placement.facts import Facts
 from ..placement.forms import FLOAT_FORMS, all_int8_plan, possible_forms
 from ..placement.runs import runs_within
 from ..runtime.progress import WRITE, Adding
-from ..sensitivity.each_tensor import ruinous, sqnr_by_tensor, sqnr_by_weight
+from ..sensitivity.each_tensor import Integers, ruinous, sqnr_by_tensor, sqnr_by_weight
 from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.switch_graph import ROUNDED
 from ..sensitivity.switch_model import Constants
@@ -221,7 +221,8 @@ def measure_weights(
         return {names[unit]: arrays for unit, arrays in constants.items()}
 
     sizes = {name: sum(tensor.nbytes for tensor in map(constant, home[name].inputs) if tensor) for name in units}
-    found = _tried(job, sizes, accuracy, seconds, partial(sqnr_by_weight, made=made), "try weights alone")
+    integers = Integers.within(made, job.options.execution.memory_limit)
+    found = _tried(job, sizes, accuracy, seconds, partial(sqnr_by_weight, integers=integers), "try weights alone")
     return {units[node]: value for node, value in found.items()}
 
 

@@ -19,8 +19,8 @@ from onnx import numpy_helper
 
 from requant.calibration import Sample
 from requant.quantize import Options, quantize_model
-from requant.quantize.sensitivity import each_tensor, segments
-from requant.quantize.sensitivity.each_tensor import RUIN_DB, _within, ruinous, sqnr_by_tensor, sqnr_by_weight
+from requant.quantize.sensitivity import segments
+from requant.quantize.sensitivity.each_tensor import RUIN_DB, Integers, _within, ruinous, sqnr_by_tensor, sqnr_by_weight
 from requant.quantize.sensitivity.switch_graph import taps_of
 from requant.transforms.int8.qparams import asymmetric_u8
 
@@ -105,27 +105,24 @@ def test_the_noise_of_a_tensor_alone_is_that_of_its_own_rounding() -> None:
 
 
 @pytest.mark.usefixtures("cut")
-@pytest.mark.parametrize("most", [None, 1], ids=["together", "one after the other"])
-def test_the_noise_of_the_weights_of_one_node_alone_is_that_of_their_rounding(
-    monkeypatch: pytest.MonkeyPatch, most: int | None
-) -> None:
+@pytest.mark.parametrize("limit", [None, 1], ids=["together", "one after the other"])
+def test_the_noise_of_the_weights_of_one_node_alone_is_that_of_their_rounding(limit: int | None) -> None:
     proto, items = huge_channel(), samples(feeds(2, 1, 32, 8, 8))
     names = {"second": "w2", "fourth": "w4"}
     arrays = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
     rounded = {name: np.round(arrays[weight] * 8) / 8 for name, weight in names.items()}
     told: list[tuple[int, int]] = []
     asked: list[list[str]] = []
-    if most is not None:
-        monkeypatch.setattr(each_tensor, "TOGETHER", most)
 
     def made(nodes: Collection[str]) -> dict[str, dict[int, Floats]]:
         asked.append([*nodes])
         return {name: {1: rounded[name].astype(np.float32)} for name in nodes}
 
     sizes = {name: array.nbytes for name, array in rounded.items()}
-    found = sqnr_by_weight(ir.from_proto(proto), sizes, items, made, progress=lambda *step: told.append(step))
+    tried = Integers.within(made, limit)
+    found = sqnr_by_weight(ir.from_proto(proto), sizes, items, tried, progress=lambda *step: told.append(step))
     assert [name for group in asked for name in group] == ["second", "fourth"]
-    assert most is None or len(asked) == 2
+    assert limit is None or len(asked) == 2
     for name, weight in names.items():
         other = onnx.ModelProto()
         other.CopyFrom(proto)
@@ -139,7 +136,7 @@ def test_the_noise_of_the_weights_of_one_node_alone_is_that_of_their_rounding(
         expected = 10 * math.log10(np.square(exact).sum() / np.square(noisy - exact).sum())
         assert expected - 0.1 < found[name] < expected + 1e-3  # channels differ: each counts by its own power
     assert told == [(1, 2), (2, 2)]
-    assert sqnr_by_weight(ir.from_proto(proto), sizes, items, made, runs=1) == {}
+    assert sqnr_by_weight(ir.from_proto(proto), sizes, items, tried, runs=1) == {}
 
 
 def test_nodes_are_tried_together_up_to_a_size() -> None:

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from requant.calibration.execution import Execution
 from requant.quantize import Options
 from requant.quantize.job import Evidence
 from requant.quantize.runtime.progress import silent
 from requant.quantize.sensitivity import each_tensor
 from requant.quantize.sensitivity.integer_constants import integer_constants
+from requant.quantize.sensitivity.switch_model import Constants, Switchboard, constant_switches
 from requant.quantize.steps import evidence
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
@@ -168,3 +171,20 @@ def test_the_weights_of_recurrent_operators_are_tried_too(tmp_path: Path, op: st
     assert set(found) == {"coarse", "fine"}
     assert found["fine"] < 1e-3
     assert found["coarse"] > 1e-2
+
+
+@pytest.mark.parametrize(("limit", "apart"), [(None, False), (2**30, False), (4 * 2304, True)])
+def test_the_limit_of_memory_bounds_the_weights_of_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, apart: bool
+) -> None:
+    """Each convolution has 2,304 bytes of weights; a session holds them several times."""
+    opened: list[int] = []
+
+    def spied(model: ir.Model, constants: Constants, **how: Any) -> Switchboard:
+        opened.append(len(constants))
+        return constant_switches(model, constants, **how)
+
+    monkeypatch.setattr(each_tensor, "constant_switches", spied)
+    found = gathered(tmp_path, execution=Execution(memory_limit=limit))
+    assert opened == ([1, 1, 1] if apart else [3])
+    assert set(found.noise_of_weights) == {"first", "coarse", "last"}
