@@ -13,7 +13,7 @@ import numpy as np
 from ...calibration.model.session import Array
 from ...transforms.int8.block_weights import Blocked, in_blocks
 from .layer_by_layer import BlockLayer
-from .rounding import FOLDS, ROWS, SPARSE, Moments, losses, round_columns, surely
+from .rounding import FOLDS, ROWS, SPARSE, Moments, held_back, losses, round_columns, surely
 
 
 def block_operations(layer: BlockLayer) -> float:
@@ -32,8 +32,9 @@ def learn_blocks(layer: BlockLayer, *, rounding: bool) -> Blocked:
         layer: The layer.
         rounding: Whether weights may be rounded to another than the nearest integer.
     """
-    seen = _rows([x for index, x in enumerate(layer.int8_inputs) if index % FOLDS != FOLDS - 1])
-    unseen = layer.int8_inputs[FOLDS - 1 :: FOLDS]
+    back = held_back(len(layer.int8_inputs))
+    seen = _rows([x for index, x in enumerate(layer.int8_inputs) if index not in back])
+    unseen = [x for index, x in enumerate(layer.int8_inputs) if index in back]
     found = in_blocks(layer.rows, layer.form, np.square(seen, dtype=np.float64).mean(axis=0) if len(seen) else None)
     if not rounding or not unseen or SPARSE * len(seen) < seen.shape[1]:
         return found

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ...calibration.data.places import one_of_each_part
 from ...calibration.model.session import Array
 from ...transforms.int8.qparams import QParams
 from ...transforms.int8.saturation import PAIR_LIMIT, pair_partners
@@ -23,7 +24,7 @@ from .layer_by_layer import Layer
 ROWS = 16384
 """The number of positions of the result that are used, of all samples together."""
 FOLDS = 4
-"""One of this many samples is held back to compare the roundings."""
+"""One of so many samples, at a place that changes, is held back to compare the roundings; see `held_back`."""
 PARTS = 16
 """The held-back positions are split into this many parts. The spread over the parts gives the standard error."""
 SURE = 2.0
@@ -137,9 +138,15 @@ def _at_once(rows: list[tuple[Array, Array]]) -> Iterator[slice]:
 
 def _joined(rows: list[tuple[Array, Array]], groups: slice, *, seen: bool) -> tuple[Array, Array]:
     """Return the inputs (groups, rows, K) and results (groups, rows, M) of the samples that are seen, or held back."""
-    picked = (each for index, each in enumerate(rows) if (index % FOLDS != FOLDS - 1) == seen)
+    back = held_back(len(rows))
+    picked = (each for index, each in enumerate(rows) if (index not in back) == seen)
     x, y = zip(*((x[groups], y[groups]) for x, y in picked), strict=True)
     return np.concatenate(x, axis=1, dtype=np.float32), np.concatenate(y, axis=1, dtype=np.float32)
+
+
+def held_back(count: int) -> frozenset[int]:
+    """Return the positions of the samples that compare the roundings: one of each `FOLDS`, at a place that changes."""
+    return frozenset(one_of_each_part(range(count), count // FOLDS))
 
 
 def losses(errors: Array, centred: bool) -> Array:

@@ -8,7 +8,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from ...calibration.session import Serialized
+from ...calibration.model.session import Serialized
 from ...transforms import signature, verify
 from ...transforms.fuse_silu import fuse_silus
 from ...transforms.int8.existing import drop_round_trips

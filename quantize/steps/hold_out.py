@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
 from ...calibration.data.kept import LIMIT, counted, kept
+from ...calibration.data.places import one_of_each_part
 from ...calibration.data.sequences import stretches
 from ...calibration.data.sources import Source
 from ...calibration.model.session import FEW
@@ -17,7 +17,6 @@ from ..placement.runs import MOST_SAMPLES
 
 FEWEST = 32  # samples from which a part is held out; with fewer, each is needed for the ranges
 PART = 4  # one of so many samples, but at least FEWEST / 2, or one of so many sequences is held out
-GOLDEN = (5**0.5 - 1) / 2  # its multiples, without their whole parts, repeat no pattern and fill 0..1 evenly
 
 
 def hold_out(job: Job) -> Job:
@@ -51,10 +50,10 @@ def hold_out(job: Job) -> Job:
     picked = set(every if source.picked is None else source.picked)
     others = [position for position in every if position not in picked]
     if not others and len(picked) >= FEWEST:
-        others = _spread(every, min(max(len(every) // PART, FEWEST // 2), most))
+        others = one_of_each_part(every, min(max(len(every) // PART, FEWEST // 2), most))
     if not others:
         return job
-    judges = others if len(others) <= MOST_SAMPLES else _spread(others, MOST_SAMPLES)
+    judges = others if len(others) <= MOST_SAMPLES else one_of_each_part(others, MOST_SAMPLES)
     rest = sorted(picked.difference(judges))
     judging = replace(source, picked=judges, rows=source.rows if source.rows.random else kept(source.rows, 2 * LIMIT))
     return replace(job, source=replace(source, picked=rest), held=judging)
@@ -71,19 +70,8 @@ def _parted_sequences(source: Source) -> tuple[Source, Source | None]:
     parts = [list(part) for _, part in groupby(positions, key=partial(bisect_right, starts))]
     if len(positions) < FEWEST or len(parts) < PART:
         return source, None
-    others = [position for index in _spread(range(len(parts)), len(parts) // PART) for position in parts[index]]
+    others = [
+        position for index in one_of_each_part(range(len(parts)), len(parts) // PART) for position in parts[index]
+    ]
     rest = sorted({*positions}.difference(others))
     return replace(source, picked=rest), replace(source, picked=stretches(starts, others, MOST_SAMPLES))
-
-
-def _spread(positions: Sequence[int], count: int) -> list[int]:
-    """Return `count` positions, ascending, one from each of as many parts.
-
-    The place in the part moves by the golden ratio from part to part. The same place in each part would be one kind of
-    samples where kinds alternate, such as images and their mirror images: the ranges would come from the other kind.
-    """
-    found = []
-    for index in range(count):
-        first, end = (each * len(positions) // count for each in (index, index + 1))
-        found.append(positions[first + int((index + 0.5) * GOLDEN % 1 * (end - first))])
-    return found

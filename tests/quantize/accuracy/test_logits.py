@@ -19,7 +19,8 @@ from requant.calibration.data.samples import Sample
 from requant.calibration.model.session import Array
 from requant.quantize import compare_models, quantize_model
 from requant.quantize.accuracy.logits import logits_of, with_logits
-from requant.quantize.accuracy.outputs import Accuracy, Labelled, accuracy_json, compare_outputs, of_fixed_classes
+from requant.quantize.accuracy.output_kinds import without_classes_of_frames
+from requant.quantize.accuracy.outputs import Accuracy, Labelled, accuracy_json, compare_outputs
 from requant.quantize.accuracy.promise import hidden_outputs, promise
 from requant.quantize.accuracy.samples import WorstSample
 from requant.quantize.accuracy.verdict import accuracy_rows, answers_lost
@@ -87,11 +88,11 @@ def test_what_is_hidden_is_not_called_equal() -> None:
 
 
 def test_probabilities_of_frames_hide_noise_as_those_of_classes_do() -> None:
-    found = of_fixed_classes(compared(1.0, 16, other=True), {"y"})
+    found = without_classes_of_frames(compared(1.0, 16, other=True), {"y"})
     assert found.scores is None
     assert found.saturated == hidden_outputs(found) == {"y"}
     assert "no noise shows" in promise(replace(found, sqnr_db={"y": math.inf})).text
-    assert of_fixed_classes(compared(0.8, 16), {"y"}).saturated == set()
+    assert without_classes_of_frames(compared(0.8, 16), {"y"}).saturated == set()
 
 
 def test_a_flipped_answer_misses_the_promise() -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
+from requant.calibration.data.places import one_of_each_part
 from requant.calibration.data.samples import Rows, Sample, Step
 from requant.calibration.data.sources import Source
 from requant.calibration.model.state import Link
@@ -334,7 +335,7 @@ def test_samples_of_a_large_reader_judge_too_but_fewer_of_them(
 @given(st.integers(1, 500), st.integers(1, 500))
 def test_positions_are_spread(total: int, count: int) -> None:
     count = min(total, count)
-    found = holding._spread(range(total), count)
+    found = one_of_each_part(range(total), count)
     assert len(set(found)) == count
     assert all(0 <= each < total for each in found)
     assert found == sorted(found)
@@ -345,7 +346,7 @@ def test_positions_are_spread(total: int, count: int) -> None:
 def test_of_kinds_of_samples_that_alternate_all_judge_and_all_give_ranges(total: int, kinds: int) -> None:
     """Upright and rotated images in turn: what one kind keeps says nothing of the other."""
     count = max(total // 4, 16)
-    held = [sum(each % kinds == kind for each in holding._spread(range(total), count)) for kind in range(kinds)]
+    held = [sum(each % kinds == kind for each in one_of_each_part(range(total), count)) for kind in range(kinds)]
     even = count / kinds
     assert even / 2 <= min(held)
     assert max(held) <= 1.5 * even

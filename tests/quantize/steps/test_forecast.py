@@ -12,7 +12,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from requant.calibration.session import Array
+from requant.calibration.model.session import Array
 from requant.quantize import Options, quantize_model
 from requant.quantize import job as job_module
 from requant.quantize.job import Job

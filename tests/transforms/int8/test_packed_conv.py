@@ -290,7 +290,7 @@ def test_shapes_are_inferred_only_where_packing_reads_one_that_is_not_recorded(
         told.append(model)
         return inferred(model)
 
-    monkeypatch.setattr("requant.transforms.insert_qdq.inferred", spy)
+    monkeypatch.setattr("requant.transforms.int8.insert_qdq.inferred", spy)
     made = written(build(shape, (OUTPUTS, weights, 3, 3), "[conv] h = Conv(x, w, b) y = Relu(h)"))
     assert bool(told) == inferred_again
     assert ops(made).count("SpaceToDepth") == (weights == 3)
