@@ -156,7 +156,8 @@ def _length(cut: Mapping[str, _Member], where: str) -> int:
     lengths = {name: member.samples for name, member in cut.items()}
     length = min(lengths.values(), default=0)
     if len(set(lengths.values())) > 1:
-        raise DataError(f"{where}: the inputs have different numbers of samples: {lengths}")
+        hint = "a folder of .npz files is read with one sample in each file"
+        raise DataError(f"{where}: the inputs have different numbers of samples: {lengths}; {hint}")
     if length == 0:
         raise DataError(f"{where}: holds no samples")
     return length

@@ -76,7 +76,7 @@ class EachSample:
 
         With fewer than `FEWEST_ROWS` samples it is the SQNR itself.
         """
-        return {name: min(decibels(1.0, _highest_ratio(rows)) for rows in pairs) for name, pairs in self.rows.items()}
+        return {name: min(map(_lowest_db, pairs)) for name, pairs in self.rows.items()}
 
     def worst(self, outputs: Iterable[str]) -> WorstSample | None:
         """Return the sample with the lowest SQNR; None if no sample is worse than all together by `APART_DB`.
@@ -96,6 +96,11 @@ def _together(rows: Sequence[_Row]) -> Powers:
     return sum(row.signal for row in rows), sum(row.noise for row in rows)
 
 
+def _lowest_db(rows: Sequence[_Row]) -> float:
+    """Return the lower end of the 95 % confidence interval of an SQNR; of few samples exactly the SQNR."""
+    return decibels(*_together(rows)) if len(rows) < FEWEST_ROWS else decibels(1.0, _highest_ratio(rows))
+
+
 def _highest_ratio(rows: Sequence[_Row]) -> float:
     """Return the upper end of the 95 % confidence interval of the noise over the signal; NaN without a signal.
 
@@ -108,8 +113,6 @@ def _highest_ratio(rows: Sequence[_Row]) -> float:
     if signal == 0.0 or not math.isfinite(noise):
         return math.nan
     ratio = noise / signal
-    if count < FEWEST_ROWS:
-        return ratio
     squares = sum((row.noise - ratio * row.signal) ** 2 for row in rows)
     return ratio + Z * math.sqrt(count / (count - 1) * squares) / signal
 

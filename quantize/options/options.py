@@ -102,8 +102,8 @@ class Options:
             raise RequantError("costs have no effect with the placements rules and all, or with a plan")
         if self.noise_weight and (self.place in ("rules", "all") or self.plan is not None):
             raise RequantError("a price of noise has no effect with the placements rules and all, or with a plan")
-        if self.portable and (self.format != "qdq" or self.place in ("estimated", "all") or self.costs is not None):
-            raise RequantError("portable needs the format qdq, and neither costs nor the placements estimated and all")
+        if self.portable and (against := self._against_portable()):
+            raise RequantError(f"portable does not go with {' and '.join(against)}")
         self._check_runtime()
         in_blocks = Strategy.BLOCK in (self.selection.strategy, *self.selection.strategies.values())
         if self.writes_portable and in_blocks:
@@ -116,6 +116,15 @@ class Options:
         chosen(self.effort, self.corrections)
         if self.calibration is not None:
             parse_rule(self.calibration)
+
+    def _against_portable(self) -> list[str]:
+        """Return the options that a portable model contradicts, in words."""
+        rows = {
+            f"the format {self.format} (it needs qdq)": self.format != "qdq",
+            f"the placement {self.place} (it needs measured or rules)": self.place in ("estimated", "all"),
+            "given costs": self.costs is not None,
+        }
+        return [text for text, contradicts in rows.items() if contradicts]
 
     def _check_runtime(self) -> None:
         """Refuse what the runtime does not have."""

@@ -33,6 +33,12 @@ ADVICE = (
     "to lose less: {}'requant sensitivity' names the tensors that lose most; a search (--max-drop, in Python: "
     "search_model) judges by what the model is for"
 )
+MORE = {
+    "low": "the effort medium rounds weights and corrects biases layer by layer, which may be enough; ",
+    "medium": "the effort high tries more; ",
+    "high": "",
+}
+"""What a higher effort does beyond each effort, in words."""
 FLOAT_BYTES = 4
 SHORT = 0.75  # a file of at most this share of its weights in float32 stores them in another form
 
@@ -62,8 +68,7 @@ def advice(job: Job, reason: str) -> tuple[str, ...]:
     """Return a note on how to lose less accuracy, if this is the reason for which INT8 is not written."""
     if not reason.startswith(LOSES):
         return ()
-    more = "" if job.options.effort == "high" else "the effort high tries more; "
-    return (ADVICE.format(more),)
+    return (ADVICE.format(MORE[job.options.effort]),)
 
 
 def _larger(job: Job, size: int) -> list[str]:

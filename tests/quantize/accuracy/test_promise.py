@@ -296,6 +296,15 @@ def test_units_become_float_until_the_promise_is_kept(
     assert 0 < found.int8_nodes < free.int8_nodes
 
 
+def test_low_effort_that_loses_too_much_names_what_medium_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8_wins: None
+) -> None:
+    monkeypatch.setattr(rules, "LEAST_ITEMS", 10**9)
+    monkeypatch.setattr(rules, "LEAST_DB", 200.0)
+    found = quantize(tmp_path, effort="low")
+    assert found.notes[-1].startswith("to lose less: the effort medium rounds weights and corrects biases")
+
+
 @pytest.mark.parametrize("force_int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_float_is_written_if_no_plan_keeps_the_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8_wins: None, force_int8: bool

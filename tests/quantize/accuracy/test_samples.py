@@ -151,6 +151,14 @@ def test_few_samples_and_equal_outputs_have_no_interval() -> None:
     assert silent.low_db() == silent.sqnr_db() == {"y": -math.inf}
 
 
+@given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)), min_size=1, max_size=3))
+def test_fewer_than_four_samples_leave_the_sqnr_itself_to_the_last_bit(sums: list[tuple[float, float]]) -> None:
+    each = EachSample()
+    for pair in sums:
+        each.add("here", "y", 1, pair)
+    assert each.low_db() == each.sqnr_db()  # a smaller one is shown as the end of an interval
+
+
 def test_the_signal_of_a_sample_may_differ_where_the_ratio_does_not() -> None:
     found = compared([1.0, 2.0, 4.0, 8.0], [0.1, 0.2, 0.4, 0.8])
     # the powers of two draws of 400 values differ by 10 %: the interval of four ratios is about 0.4 dB wide

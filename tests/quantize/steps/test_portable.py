@@ -121,18 +121,20 @@ def test_its_plan_is_taken_back(tmp_path: Path) -> None:
     assert [node.op_type for node in same.graph.node] == [node.op_type for node in found.graph.node]
 
 
-REFUSED: dict[str, dict[str, Any]] = {
-    "fused operators": {"format": "qoperator"},
-    "everything": {"place": "all"},
-    "built-in costs": {"place": "estimated"},
-    "costs": {"costs": "server.json"},
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "fused operators": ({"format": "qoperator"}, "the format qoperator (it needs qdq)"),
+    "everything": ({"place": "all"}, "the placement all (it needs measured or rules)"),
+    "built-in costs": ({"place": "estimated"}, "the placement estimated (it needs measured or rules)"),
+    "costs": ({"costs": "server.json"}, "given costs"),
+    "two": ({"format": "qoperator", "costs": "s.json"}, "the format qoperator (it needs qdq) and given costs"),
 }
 
 
-@pytest.mark.parametrize("options", REFUSED.values(), ids=REFUSED)
-def test_what_is_not_portable_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RequantError, match="portable needs the format qdq"):
+@pytest.mark.parametrize(("options", "named"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_portable_is_refused_by_its_name(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequantError) as refusal:
         Options(portable=True, **options)
+    assert str(refusal.value) == f"portable does not go with {named}"
 
 
 def test_recurrent_networks_stay_float(tmp_path: Path) -> None:
