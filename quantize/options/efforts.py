@@ -17,6 +17,8 @@ class Effort:
         rule: The default range rule.
         seconds: The estimated time limit for trials of single tensors, by built-in costs; 0: trials only if the INT8
             model has ruined outputs.
+        retry: The estimated time limit for such trials, by built-in costs, where the outputs are ruined or the promise
+            of accuracy is missed, and nothing is known of single tensors; longer trials are left out.
         operations: The estimated limit of multiplications for learned rounding; weights beyond it are rounded to
             nearest. It is not in seconds, so that every machine makes the same model.
         least_db: An outlier among the tensors stays float if it alone leaves less SQNR than this, in dB.
@@ -27,6 +29,7 @@ class Effort:
     summary: str
     rule: str
     seconds: float
+    retry: float
     operations: float
     least_db: float
     exchange: float
@@ -34,12 +37,12 @@ class Effort:
 
 EFFORTS: Mapping[str, Effort] = {
     "low": Effort(
-        "minmax ranges; bias correction; single tensors tried only if the outputs are ruined", "minmax", 0, 0, 20, 0
+        "minmax ranges; bias correction; single tensors tried only if the outputs are ruined", "minmax", 0, 20, 0, 20, 0
     ),
     "medium": Effort(
-        "best rule per tensor; single tensors tried; weights and biases layer by layer", "auto", 20, 2e12, 26, 1
+        "best rule per tensor; single tensors tried; weights and biases layer by layer", "auto", 20, 300, 2e12, 26, 1
     ),
-    "high": Effort("as medium, for more of the model, and noise counts more", "auto", 120, 1e14, 32, 10),
+    "high": Effort("as medium, for more of the model, and noise counts more", "auto", 120, 300, 1e14, 32, 10),
 }
 """By name."""
 

@@ -20,8 +20,6 @@ OFF = 2.0
 """By this factor an announced time may be wrong before it is corrected."""
 SLOWEST = 3  # stages in an announcement
 MINUTES = 120.0  # from here on, times are in minutes
-LEARNED = frozenset({"try tensors alone", "try weights alone", "correct weights"})
-"""The stages that low effort leaves out. Of long work they are named where they are more than half of it."""
 CHECK, CHOOSE, WRITE = "check data", "choose ranges", "write model"
 """Stages between those that count: the data are searched for mistakes, the rule gives ranges, and a plan is written
 into a model. Of large graphs each takes seconds."""
@@ -33,6 +31,8 @@ RELIEF = "units to float"
 """The stage that makes models with more units in float; each goes through other stages."""
 MAYBE = "units must become float"
 """What takes time only where the first model misses the promise of accuracy: no stage, but an entry among them."""
+LOWER = "low effort"
+"""What all stages take with low effort: no stage, but an entry among them where the effort is higher."""
 UNITS: Mapping[str, str] = {
     "calibrate": "samples",
     "observe means": "samples",
@@ -91,7 +91,7 @@ def group(stage: str) -> str:
 def expect(progress: Progress, seconds: Mapping[str, float]) -> None:
     """Tell a `Progress` that can use it how long the stages will take, about, by the names of their groups.
 
-    The entry `MAYBE` is the time of what follows if units must become float.
+    The entry `MAYBE` is the time of what follows if units must become float, `LOWER` that of all with low effort.
     """
     tell = getattr(progress, "expect", None)
     if tell is not None:
@@ -251,23 +251,22 @@ class Lines:
 def announcement(seconds: Mapping[str, float]) -> str:
     """Return how long stages will take together, about, with the slowest ones; empty if they are not `LONG`.
 
-    Of minutes, most of which are for what `LEARNED` names, it says how long they are without. With the entry `MAYBE` it
-    says how long all may take.
+    Of minutes, with the entry `LOWER`, it says how long low effort takes, if that is less than half. With the entry
+    `MAYBE` it says how long all may take.
     """
-    more, seconds = seconds.get(MAYBE, 0.0), _sure(seconds)
+    more, short, seconds = seconds.get(MAYBE, 0.0), seconds.get(LOWER, math.inf), _sure(seconds)
     whole = math.fsum(seconds.values())
     if whole < LONG:
         return ""
     slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SLOWEST]
     most = f", up to {duration(whole + more)} if {MAYBE}" if more else ""
     text = f"about {duration(whole)} to go{most}: {', '.join(f'{name} {duration(seconds[name])}' for name in slowest)}"
-    short = math.fsum(took for name, took in seconds.items() if name not in LEARNED)
-    return f"{text}; about {duration(short)} with low effort" if whole >= MINUTES and 2 * short < whole else text
+    return f"{text}; about {duration(short)} with {LOWER}" if whole >= MINUTES and 2 * short < whole else text
 
 
 def _sure(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of the stages that are sure to come."""
-    return {name: took for name, took in seconds.items() if name != MAYBE}
+    return {name: took for name, took in seconds.items() if name not in (MAYBE, LOWER)}
 
 
 def duration(seconds: float) -> str:

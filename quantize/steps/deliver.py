@@ -19,6 +19,7 @@ from ..job import Candidate, Job, Trial
 from ..model.files import load_model
 from ..model.metadata import Written, describe_origin
 from ..model.writing import save_model
+from ..options.efforts import EFFORTS
 from ..placement.plan_file import plan_path, save_plan
 from ..placement.reasons import NO_RANGES
 from ..result import Result
@@ -27,7 +28,7 @@ from ..runtime.progress import INSPECT, expect
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
 from .emit import emit
-from .evidence import RETRY_SECONDS, all_int8_candidate, evidence_of, gather_evidence
+from .evidence import all_int8_candidate, evidence_of, gather_evidence
 from .fall_back import fall_back_to_float
 from .fill import result_of
 from .forecast import forecast_second_placement
@@ -123,12 +124,12 @@ def deliver_searched(
 def _with_ruinous_tensors_in_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """Emit the model again, with each tensor in float that alone ruins the outputs; return the better of both models.
 
-    Each tensor is tried alone in uint8. If that takes more than `RETRY_SECONDS`, none is tried, and the given model
+    Each tensor is tried alone in uint8. If that takes longer than `Effort.retry`, none is tried, and the given model
     is returned. The returned model has the evidence of the trials.
     """
     expect(job.progress, forecast_second_placement(job))
     tried = trial.candidate if job.policy.plan is not None else all_int8_candidate(job, ranges)
-    evidence = evidence_of(job, ranges, tried, trial.accuracy, RETRY_SECONDS, RUIN_DB)
+    evidence = evidence_of(job, ranges, tried, trial.accuracy, EFFORTS[job.options.effort].retry, RUIN_DB)
     known = replace(trial, candidate=replace(trial.candidate, evidence=evidence))
     if not evidence.kept_float and not any(evidence.harmed_by.values()):
         return known

@@ -38,7 +38,6 @@ from .ranges import TensorRanges
 
 TRIAL_SAMPLES = 4  # samples of each trial
 TICK = 1e-6  # seconds: the least time of a run, because the CPU clock may not have moved
-RETRY_SECONDS = 300.0  # by built-in costs, for trials of a model that misses the promise; longer trials are left out
 TRIED_FOR = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
 """A form that is not tried has the noise of this form: the range of a row is at most the range of its tensor.
 

@@ -19,7 +19,7 @@ from ..placement.plans_by_cost import is_same
 from ..placement.priced_plans import PricedPlans, plans_by_price
 from ..runtime.progress import RELIEF, expect
 from .emit import correct, plan_by_rules
-from .evidence import RETRY_SECONDS, all_int8_candidate, evidence_of
+from .evidence import all_int8_candidate, evidence_of
 from .forecast import BETWEEN, ROUNDS, forecast_fall_back
 from .judge import if_it_runs, judge, measure_accuracy, promise_of
 from .ranges import TensorRanges
@@ -244,8 +244,8 @@ def _noise_evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
     known = trial.candidate.evidence
     if not _can_try_tensors(job, trial):
         return known
-    least_db = EFFORTS[job.options.effort].least_db
-    found = evidence_of(job, ranges, all_int8_candidate(job, ranges), trial.accuracy, RETRY_SECONDS, least_db)
+    effort = EFFORTS[job.options.effort]
+    found = evidence_of(job, ranges, all_int8_candidate(job, ranges), trial.accuracy, effort.retry, effort.least_db)
     return replace(found, kept_float={**known.kept_float, **found.kept_float})
 
 

@@ -27,8 +27,8 @@ from ..runtime.clock import (
     WARM_UP,
     time_run,
 )
-from ..runtime.progress import MAYBE, RELIEF
-from .evidence import RETRY_SECONDS, TRIAL_SAMPLES
+from ..runtime.progress import LOWER, MAYBE, RELIEF
+from .evidence import TRIAL_SAMPLES
 
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
 BINNED = 3.0
@@ -46,6 +46,8 @@ ROUNDS = 4  # models with more units in float that are emitted at most
 BETWEEN = 1  # models that are emitted between the fastest one that keeps the promise and one that misses it
 FALLBACK_MODELS = 3  # models that `fall_back_to_float` makes, about: one keeps the promise, then faster ones are tried
 PRICED = 3  # plans that are profiled for each of them
+LEARNED = frozenset({"try tensors alone", "try weights alone", "correct weights"})
+"""The stages that low effort leaves out, unless the user names a correction."""
 AGAIN = 0.6  # plans that are profiled for a second placement, over the plans that are profiled for the first one
 
 
@@ -55,12 +57,15 @@ def forecast(job: Job) -> dict[str, float]:
     They follow from the time of one run, the number of samples, tensors and layers, the effort, and the share of a
     processor that the process gets. `calibrate` is missing if the number of samples is unknown. The constants are from
     a dozen small models, of which most stages took between half and twice the estimate. What is done only where a model
-    misses the promise of accuracy is the entry `MAYBE`, with all models that may then be made.
+    misses the promise of accuracy is the entry `MAYBE`, with all models that may then be made. The entry `LOWER` is
+    what low effort takes, where the effort is higher.
     """
     if job.feed is None or job.source is None:
         return {}
     run, slowdown = _run_seconds_and_slowdown(job, job.feed)
     found = _stage_seconds(job, job.feed, run)
+    if EFFORTS[job.options.effort].seconds:
+        found |= {LOWER: math.fsum(took for stage, took in found.items() if stage not in LEARNED)}
     if job.judged and not job.options.force_int8 and job.policy.how not in ("all", "plan"):
         tries = not EFFORTS[job.options.effort].seconds and not job.weights.large
         more = _second_placement_seconds(job, job.feed, run, found) if tries else {}
@@ -106,7 +111,7 @@ def forecast_fall_back(job: Job, *, tries: bool) -> dict[str, float]:
     run, slowdown = _run_seconds_and_slowdown(job, job.feed)
     found = _fall_back_seconds(job, run, _stage_seconds(job, job.feed, run), FALLBACK_MODELS)
     if tries:
-        found |= _trial_seconds(job, job.feed, run, RETRY_SECONDS)
+        found |= _trial_seconds(job, job.feed, run, EFFORTS[job.options.effort].retry)
     return {stage: slowdown * seconds for stage, seconds in found.items() if seconds}
 
 
@@ -127,7 +132,8 @@ def _second_placement_seconds(
 ) -> dict[str, float]:
     """Return the seconds of trials of all tensors and of a second placement, from the seconds of the first one."""
     placed = ("correct weights", "compare placements", "compare", "time")
-    found = _trial_seconds(job, feed, run, RETRY_SECONDS) | {stage: every[stage] for stage in placed if stage in every}
+    found = _trial_seconds(job, feed, run, EFFORTS[job.options.effort].retry)
+    found |= {stage: every[stage] for stage in placed if stage in every}
     return found | {"measure costs": AGAIN * every["measure costs"]} if "measure costs" in every else found
 
 
@@ -151,11 +157,18 @@ def _fall_back_seconds(job: Job, run: float, every: Mapping[str, float], models:
 
 
 def _trial_seconds(job: Job, feed: Mapping[str, Array], run: float, seconds: float) -> dict[str, float]:
-    """Return the seconds of the trials of single tensors, each kind with a limit, from the seconds of one run."""
-    limit = run * runs_within(job, feed, seconds, run)
+    """Return the seconds of the trials of single tensors, each kind with a limit, from the seconds of one run.
+
+    A kind of which one sample takes longer than the limit is left out.
+    """
+    runs = runs_within(job, feed, seconds, run)
     products = sum(OPS[unit.op].weight is not None for unit in job.all_int8_plan.units if unit.op in OPS)
     counts = (("tensors", len(job.all_int8_plan.quantized), 0.5), ("weights", products, 1.0))
-    return {f"try {part} alone": min(n * TRIAL_SAMPLES * run * share, limit) + TRIED * n for part, n, share in counts}
+    return {
+        f"try {part} alone": min(n * TRIAL_SAMPLES * share, runs) * run + TRIED * n
+        for part, n, share in counts
+        if n <= runs
+    }
 
 
 def _race_seconds(run: float, models: int, seconds: float) -> float:

@@ -34,7 +34,7 @@ ADVICE = (
     "search_model) judges by what the model is for"
 )
 MORE = {
-    "low": "the effort medium rounds weights and corrects biases layer by layer, which may be enough; ",
+    "low": "the effort medium tries single tensors and corrects weights and biases, which may be enough; ",
     "medium": "the effort high tries more; ",
     "high": "",
 }

@@ -302,7 +302,7 @@ def test_low_effort_that_loses_too_much_names_what_medium_does(
     monkeypatch.setattr(rules, "LEAST_ITEMS", 10**9)
     monkeypatch.setattr(rules, "LEAST_DB", 200.0)
     found = quantize(tmp_path, effort="low")
-    assert found.notes[-1].startswith("to lose less: the effort medium rounds weights and corrects biases")
+    assert found.notes[-1].startswith("to lose less: the effort medium tries single tensors")
 
 
 @pytest.mark.parametrize("force_int8", [False, pytest.param(True, marks=pytest.mark.slow)])

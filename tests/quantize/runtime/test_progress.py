@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from requant.quantize.runtime import progress
-from requant.quantize.runtime.progress import MAYBE, RELIEF, Adding, Lines, Stopwatch, announcement
+from requant.quantize.runtime.progress import LOWER, MAYBE, RELIEF, Adding, Lines, Stopwatch, announcement
 
 
 class Told:
@@ -101,9 +101,11 @@ def test_only_long_work_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_long_work_the_shorter_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LONG", 10.0)
     long = {"calibrate": 30.0, "time": 10.0, "correct weights": 200.0, "try tensors alone": 20.0}
-    assert announcement(long).endswith(", calibrate 30 s, try tensors alone 20 s; about 40 s with low effort")
-    assert "low effort" not in announcement({**long, "calibrate": 300.0})  # most of the time is not for corrections
-    assert "low effort" not in announcement({"correct weights": 100.0})
+    most = "correct weights 3 min, calibrate 30 s, try tensors alone 20 s"
+    assert announcement({**long, LOWER: 40.0}) == f"about 4 min to go: {most}; about 40 s with low effort"
+    assert "low effort" not in announcement({**long, LOWER: 140.0})  # not less than half
+    assert "low effort" not in announcement({"correct weights": 100.0, LOWER: 1.0})
+    assert "low effort" not in announcement(long)  # that is the effort, or the fall-back has begun
 
 
 def test_work_that_is_announced_again_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

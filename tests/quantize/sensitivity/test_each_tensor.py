@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from onnx import numpy_helper
 
 from requant.calibration import Sample
 from requant.quantize import Options, quantize_model
+from requant.quantize.options.efforts import EFFORTS
 from requant.quantize.sensitivity import segments
 from requant.quantize.sensitivity.each_tensor import RUIN_DB, Integers, _within, ruinous, sqnr_by_tensor, sqnr_by_weight
 from requant.quantize.sensitivity.switch_graph import taps_of
@@ -301,7 +303,8 @@ def test_low_effort_tries_tensors_of_a_ruined_model_unless_that_takes_too_long(
     onnx.save(huge_channel(), tmp_path / "float.onnx")
     data, options = feeds(8, 1, CHANNELS, 8, 8), Options(effort="low", force_int8=True)
     mended = quantize_model(tmp_path / "float.onnx", data, tmp_path / "mended.onnx", options)
-    monkeypatch.setattr("requant.quantize.steps.deliver.RETRY_SECONDS", 0.0)
+    brief = replace(EFFORTS["low"], retry=0.0)
+    monkeypatch.setattr("requant.quantize.steps.deliver.EFFORTS", {**EFFORTS, "low": brief})
     ruined = quantize_model(tmp_path / "float.onnx", data, tmp_path / "ruined.onnx", options)
     assert ruined.accuracy.worst_sqnr_db < RUIN_DB < mended.accuracy.worst_sqnr_db
 

@@ -17,10 +17,11 @@ from requant.quantize import Options, quantize_model
 from requant.quantize import job as job_module
 from requant.quantize.job import Job
 from requant.quantize.model import shapes
+from requant.quantize.options.efforts import EFFORTS
 from requant.quantize.placement import runs
 from requant.quantize.placement.runs import samples_for
 from requant.quantize.runtime.clock import Times
-from requant.quantize.runtime.progress import MAYBE, RELIEF, silent
+from requant.quantize.runtime.progress import LOWER, MAYBE, RELIEF, silent
 from requant.quantize.steps import forecast as module
 from requant.quantize.steps.forecast import BETWEEN, ROUNDS, forecast, forecast_fall_back, forecast_second_placement
 from requant.quantize.steps.judge import judging_samples
@@ -48,13 +49,34 @@ def job(folder: Path, data: str | None = f"{SAMPLES / 'digits.npz'}:calib", **op
 @pytest.mark.slow
 def test_stages_follow_from_samples_and_effort(tmp_path: Path) -> None:
     medium, low = forecast(job(tmp_path)), forecast(job(tmp_path, effort="low"))
-    assert set(medium) - set(low) == {"try tensors alone", "try weights alone", "correct weights"}
+    assert set(medium) - set(low) == {"try tensors alone", "try weights alone", "correct weights", LOWER}
     assert set(low) == {"calibrate", "compare", "time", "measure costs", "compare placements", MAYBE}
     few = forecast(job(tmp_path, samples=50))
     assert few["calibrate"] == pytest.approx(medium["calibrate"] / 4)  # of 200 samples
-    assert {stage: few[stage] for stage in few if stage != "calibrate"} == {
-        stage: medium[stage] for stage in medium if stage != "calibrate"
+    with_samples = ("calibrate", LOWER)
+    assert {stage: few[stage] for stage in few if stage not in with_samples} == {
+        stage: medium[stage] for stage in medium if stage not in with_samples
     }
+
+
+@pytest.mark.parametrize("effort", ["low", "medium"])
+def test_only_what_is_not_asked_for_is_recommended(tmp_path: Path, effort: str) -> None:
+    """A run with low effort, and its fall-back, recommended low effort."""
+    made = job(tmp_path, effort=effort, place="rules")
+    assert (LOWER in forecast(made)) is (effort != "low")
+    assert LOWER not in forecast_fall_back(made, tries=True)
+    assert LOWER not in forecast_second_placement(made)
+
+
+def test_the_trials_of_a_low_effort_have_a_limit_that_is_that_of_the_usual_ones(tmp_path: Path) -> None:
+    """The fall-back of a speech model of 2,755 nodes tried tensors for half an hour, with the lowest effort."""
+    made = job(tmp_path, effort="low")
+    assert made.feed is not None
+    assert EFFORTS["low"].retry == EFFORTS["medium"].seconds < EFFORTS["medium"].retry
+    slow = 60.0  # seconds of a run: no tensor can be tried within the limit
+    assert module._trial_seconds(made, made.feed, slow, EFFORTS["low"].retry) == {}
+    few = module._trial_seconds(made, made.feed, 1e-3, EFFORTS["low"].retry)
+    assert few.keys() == {"try tensors alone", "try weights alone"}
 
 
 def test_what_is_not_measured_takes_no_time(tmp_path: Path) -> None:
