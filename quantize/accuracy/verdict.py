@@ -25,6 +25,7 @@ Row: TypeAlias = tuple[str, str]
 """A name and a value; the name is empty where a row continues the row above."""
 
 SIMPLER = 1.2  # a simplified float model this many times as fast as the user's is named in the first line
+ALIKE = 1.02  # models whose times differ by less are as fast as each other
 SIMPLE, WEIGHTS = "simplified float", "float weights of the given model"
 """The names of the third timed model: for a float model, and for a model that computes ranges at run time."""
 NOT_INT8 = "NOT INT8"
@@ -93,9 +94,14 @@ def _speed(latencies: Sequence[Latency], simple: str) -> str:
 
 
 def _remarks(timed: Latency, simple: str) -> str:
-    """Return the speed-up of simplified float alone, and how unsure the times are, in parentheses, or nothing."""
+    """Return the speed-up of simplified float alone, and how unsure the times are, in parentheses, or nothing.
+
+    A speed-up by `ALIKE` is named if INT8 is not faster than simplified float by as much.
+    """
     gain = timed.float_ms / (timed.simple_ms or timed.float_ms)
-    return _in_parentheses(f"{simple} alone {factor(gain)}" if gain >= SIMPLER else "", timed.doubt)
+    beside = "" if timed.gain >= ALIKE else ": as fast as INT8" if timed.gain * ALIKE > 1 else ": faster than INT8"
+    named = gain >= (ALIKE if beside else SIMPLER)
+    return _in_parentheses(f"{simple} alone {factor(gain)}{beside}" if named else "", timed.doubt)
 
 
 def _in_parentheses(*remarks: str) -> str:

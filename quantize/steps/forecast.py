@@ -10,11 +10,12 @@ from ...calibration.model.session import Array
 from ...transforms.int8.ops import OPS
 from ..corrections.rounding import ROWS, SPARSE, columns_of, multiplications
 from ..corrections.samples import correcting_samples, walked_layers
-from ..job import Job
+from ..job import Evidence, Job
 from ..options.efforts import ADJUSTING, EFFORTS
-from ..placement.bodies import integers_in_bodies
+from ..placement.forms import possible_forms
 from ..placement.measuring import LEAST_RUNS, MOST_RUNS, PROFILED, TURNS
 from ..placement.runs import runs_for, runs_within, samples_for, shapes_for
+from ..placement.search import costs_decide
 from ..placement.tried_plans import LEAST_MS
 from ..runtime.clock import (
     FEW_ROUNDS,
@@ -28,7 +29,9 @@ from ..runtime.clock import (
     time_run,
 )
 from ..runtime.progress import LOWER, MAYBE, RELIEF
+from .emit import plan_by_rules
 from .evidence import TRIAL_SAMPLES
+from .ranges import TensorRanges
 
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
 BINNED = 3.0
@@ -78,25 +81,31 @@ def _stage_seconds(job: Job, feed: Mapping[str, Array], run: float) -> dict[str,
     """Return the seconds of the stages from the seconds of one run, for a process that has a processor for itself."""
     sizes = {n: math.prod(s) for n, s in shapes_for(job, feed).items()}
     effort, tensors = EFFORTS[job.options.effort], job.all_int8_plan.quantized
-    found = {"compare": samples_for(job) * run * (2 if effort.seconds else 1)}
+    found = {"compare": samples_for(job) * run * (2 if effort.seconds else 1)} if job.judged else {}
     if job.static and job.source is not None and job.source.length is not None:
         elements = sum(sizes.get(name, 0) for name in tensors)
         rule = job.supply.rule
         passes = BINNED if rule is not None and rule.needs_histogram else 1.0
         found["calibrate"] = job.source.length * (run + passes * ELEMENT * elements)
-    if effort.seconds and not job.weights.large:
+    corrected = job.judged and not job.weights.large
+    if effort.seconds and corrected and job.policy.plan is None:
         found |= _trial_seconds(job, feed, run, effort.seconds)
-    if job.corrections & ADJUSTING:
+    if job.corrections & ADJUSTING and corrected:
         found["correct weights"] = _correction_seconds(job, run)
     found["time"] = _race_seconds(run, 3, job.options.seconds) * len(job.loads)
-    by_costs = job.policy.how == "measured" and not integers_in_bodies(job)
-    if by_costs and 1e3 * run >= LEAST_MS and not job.weights.large:
+    if job.policy.how == "measured" and costs_decide(job) and 1e3 * run >= LEAST_MS and _has_choices(job):
         load = LOADED * len(job.all_int8_plan.units)
         profiled = min(max(PROFILED / 1e6, LEAST_RUNS * run), MOST_RUNS * run)
         found["measure costs"] = PROFILES * TURNS * (load + profiled) * len(job.loads)
         races = (PLANS * load + _race_seconds(IN_INTEGERS * run, n, job.options.seconds) for n in (PLANS, 2))
         found["compare placements"] = math.fsum(races) * len(job.loads)
     return found
+
+
+def _has_choices(job: Job) -> bool:
+    """Return whether a unit may have several forms, between which costs decide; ranges only take forms away."""
+    facts, rules, _ = plan_by_rules(job, TensorRanges(), Evidence())
+    return any(len(forms) > 1 for forms in possible_forms(facts, rules).values())
 
 
 def forecast_fall_back(job: Job, *, tries: bool) -> dict[str, float]:

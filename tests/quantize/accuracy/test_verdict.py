@@ -74,6 +74,20 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
         "2.9x faster (simplified float alone 2.0x; machine busy, +-8 %), 3.9x smaller, 1 of 64 answers changed "
         + "(calibration data)",
     ),
+    "all of it simplification": (
+        {"latencies": (Latency(10.993, 8.664, 10.993, 8.664, runs=5, simple_ms=8.225, uncertainty=0.1),)},
+        "1.3x faster (simplified float alone 1.3x: faster than INT8; machine busy, +-10 %), 3.9x smaller, 1 of 64 "
+        + "answers changed (calibration data)",
+    ),
+    "nothing beside simplification": (
+        {"latencies": (replace(FAST, float_ms=1.05, simple_ms=1.01),)},
+        "1.05x faster (simplified float alone 1.04x: as fast as INT8), 3.9x smaller, 1 of 64 answers changed "
+        + "(calibration data)",
+    ),
+    "slower than both": (
+        {"latencies": (replace(FAST, float_ms=0.5, simple_ms=0.5),)},
+        "2.0x slower, 3.9x smaller, 1 of 64 answers changed (calibration data)",
+    ),
     "slow without the library": (
         {"native": NativeUse(4, 0, "lib.so", 3.5)},
         "2.9x faster, 3.9x smaller, 1 of 64 answers changed (calibration data); without the native library 1.2x "

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.parser
 import onnx_ir as ir
 import pytest
@@ -17,7 +18,9 @@ from requant.quantize import Options, quantize_model
 from requant.quantize import job as job_module
 from requant.quantize.job import Job
 from requant.quantize.model import shapes
+from requant.quantize.options.declared import Strategy
 from requant.quantize.options.efforts import EFFORTS
+from requant.quantize.options.selection import Selection
 from requant.quantize.placement import runs
 from requant.quantize.placement.runs import samples_for
 from requant.quantize.runtime.clock import Times
@@ -57,6 +60,28 @@ def test_stages_follow_from_samples_and_effort(tmp_path: Path) -> None:
     assert {stage: few[stage] for stage in few if stage not in with_samples} == {
         stage: medium[stage] for stage in medium if stage not in with_samples
     }
+
+
+def test_without_data_and_a_choice_only_the_clock_takes_time(tmp_path: Path) -> None:
+    """Of a speech model with four tables of weights, seven minutes of measurements were announced; rules placed it."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (int64[N] i, float[N, 64] x) => (float[N, 64] y) {
+        e = Gather (w, i)
+        y = Add (e, x)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    table = np.random.default_rng(0).standard_normal((512, 64)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(table, "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    wanted = Options(selection=Selection(strategy=Strategy.DYNAMIC), force_int8=True)
+    made = prepare(tmp_path / "m.onnx", None, wanted, tmp_path, silent)
+    assert set(forecast(made)) == {"time", LOWER}
+    stages = list[str]()
+    found = quantize_model(
+        tmp_path / "m.onnx", None, tmp_path / "q.onnx", wanted, lambda stage, *_: stages.append(stage)
+    )
+    assert found.placement.how == "rules"
+    assert found.forms == {"weight-only": 1}
+    assert not {"compare", "measure costs", "compare placements", "try weights alone"}.intersection(stages)
 
 
 @pytest.mark.parametrize("effort", ["low", "medium"])
