@@ -74,12 +74,13 @@ class Observations:
         )
 
     def without(self, names: Container[str]) -> Observations:
-        """Return a copy without the ranges, extremes and channels of some tensors."""
+        """Return a copy without the ranges, extremes, channels and moments of some tensors."""
         return replace(
             self,
             ranges=_without(self.ranges, names),
             runs=_without(self.runs, names),
             channels=_without(self.channels, names),
+            moments=_without(self.moments, names),
         )
 
 

@@ -25,6 +25,7 @@ from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Plan
 from ..corrections.activation_ranges import ranges_by_results
 from ..job import Job
+from ..model.no_evidence import no_evidence
 from ..model.shapes import of_shapes_alone
 from ..options.given_ranges import precision_of
 from ..runtime.progress import CHECK, CHOOSE
@@ -103,8 +104,9 @@ def observe_plan(job: Job, *, for_file: bool = False) -> RangeFile:
 def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tuple[Finding, ...]:
     """Return the probable mistakes in the observed data and in the model.
 
-    Tensors that depend on shapes alone, such as positions, say nothing about the data. At most `normalisation.SAMPLES`
-    samples are read again. An error in a check only removes its findings: it does not end the run.
+    Tensors whose values the graph alone decides, or that nothing uses, say nothing about the data. At most
+    `normalisation.SAMPLES` samples are read again. An error in a check only removes its findings: it does not end the
+    run.
 
     Args:
         job: The job, with data.
@@ -125,7 +127,7 @@ def inspect_data(job: Job, seen: Observations, causes: Mapping[str, str]) -> tup
     with suppress(Exception):
         names = [spec.name for spec in job.source.inputs]
         found = findings(
-            seen.without(of_shapes_alone(job.simple)), probed=probed, inputs=names, causes=causes, denormal=denormal
+            seen.without(no_evidence(job.simple)), probed=probed, inputs=names, causes=causes, denormal=denormal
         )
     return found if job.options.execution.shard == (1, 1) else _of_a_part(found)
 
