@@ -302,18 +302,25 @@ class Placement:
         times = [f"{unsure}, of the times by which the plan was chosen"] if unsure else []
         return times if self.sure else [ROUGH, *times]
 
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield its rows in the table of a result: the method, the plans that were timed, and the predicted time."""
+    def rows(self, written_ms: float | None = None) -> Iterator[tuple[str, str]]:
+        """Yield its rows in the table of a result: the method, the plans that were timed, and the predicted time.
+
+        Args:
+            written_ms: Milliseconds of the written model at the first batch size, which is not that of the plan where
+                the plan missed the promise; None if it was not timed.
+        """
+        how, missed = self.how, ""
+        if self.missed:
+            how += ", before more units became float"
+            took = "" if written_ms is None else f", and the written model takes {written_ms:.3f} ms"
+            missed = f"; its model missed the promise ({self.missed}), so that more units are float{took}"
         if not self.served:
             predicted = "" if self.predicted_ms is None else f"; sum of costs {self.predicted_ms:.3f} ms"
-            missed = (
-                f"; its model missed the promise ({self.missed}), so that more units are float" if self.missed else ""
-            )
             why = f": {self.why}" if self.why else ""
-            yield "placement", f"{self.how}{why}{self._timed}{predicted}{missed}"
+            yield "placement", f"{how}{why}{self._timed}{predicted}{missed}"
             return
         first = self.served[0]
-        yield "placement", f"{self.how}: {first.chosen}, of {number_of(len(first.tried), 'plan')}"
+        yield "placement", f"{how}: {first.chosen}, of {number_of(len(first.tried), 'plan')}{missed}"
         for each in self.served:
             own = f"; with its own plan, {each.own}: {each.tried[each.own]:.3f} ms" if each.own != each.chosen else ""
             yield f"placement, {each.name}", f"{each.tried[each.chosen]:.3f} ms{own}"

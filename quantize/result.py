@@ -307,7 +307,7 @@ def _rows(result: Result) -> Iterator[Row]:
     for timed in result.latencies:
         yield from latency_rows(timed, result.simple)
     yield from _native(result)
-    yield from result.placement.rows()
+    yield from result.placement.rows(None if result.latency is None else result.latency.int8_ms)
     yield from _effort(result)
     if result.relieved:
         channels = sum(result.relieved.values())

@@ -26,7 +26,7 @@ from ..runtime.executed import SHORT
 from ..runtime.isa import resolve
 from ..runtime.machine import Machine
 from ..runtime.profile import KernelRun
-from ..steps.deliver import Run, profiled_runs
+from ..steps.deliver import Run, profiled_kernels
 from .graph import graph_of
 from .record import CONVERSION_ROW, LAYOUT_ROW, REST_ROW, Headline, OpTime, Point, Record, Search, Step, Unit
 from .samples import judged_of
@@ -187,7 +187,7 @@ def _profiles(run: Run) -> Kernels:
         return Kernels()
 
     def profile(model: ModelSource, milliseconds: float | None) -> Runs:
-        return job.runtime.profile(model, feed, threads=job.options.threads, times=profiled_runs(milliseconds)).runs
+        return profiled_kernels(job, model, feed, milliseconds)
 
     latency, rejected = run.trial.latency, run.rejected
     before = profile(job.float_source, None if latency is None else latency.float_ms)

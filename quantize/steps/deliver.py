@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from ... import RequantError
+from ...calibration.model.session import Array, ModelSource
 from ...system.scratch import exclusive
 from ...transforms.int8.existing import is_finished
 from ...transforms.int8.plan import Impl, Plan
@@ -20,10 +21,11 @@ from ..model.files import load_model
 from ..model.metadata import Written, describe_origin
 from ..model.writing import save_model
 from ..options.efforts import EFFORTS
+from ..placement.measuring import least_kernels, settled
 from ..placement.plan_file import plan_path, save_plan
 from ..placement.reasons import NO_RANGES
 from ..result import Result
-from ..runtime.profile import KernelRun
+from ..runtime.profile import KernelRun, Profile
 from ..runtime.progress import INSPECT, expect
 from ..runtime.timing import Latency
 from ..sensitivity.each_tensor import RUIN_DB
@@ -42,6 +44,7 @@ from .written import as_written
 LEAST_GIVEN_DB = 8.0  # the least SQNR of a dynamically quantized model that is kept: noise of a sixth of the power
 PROFILED_MS = 100.0  # total time of the profiled runs, with at least and at most this number of runs:
 LEAST_RUNS, MOST_RUNS = 3, 10
+MORE_PROFILES = 2  # of a model whose kernels had to wait for a processor
 
 
 @dataclass(frozen=True)
@@ -310,10 +313,33 @@ def _executed(job: Job, trial: Trial) -> tuple[KernelRun, ...]:
     # the runtime cannot write the optimised graph of a large float model
     if job.feed is None or (float_only and job.weights.large):
         return ()
-    times = profiled_runs(None if trial.latency is None else trial.latency.int8_ms)
-    return job.runtime.profile(trial.candidate.source, job.feed, threads=job.options.threads, times=times).runs
+    milliseconds = None if trial.latency is None else trial.latency.int8_ms
+    return profiled_kernels(job, trial.candidate.source, job.feed, milliseconds)
 
 
-def profiled_runs(milliseconds: float | None) -> int:
+def profiled_kernels(
+    job: Job, model: ModelSource, feed: Mapping[str, Array], milliseconds: float | None
+) -> tuple[KernelRun, ...]:
+    """Run a model under the profiler; return its kernels with times that contain no waiting, as far as that is known.
+
+    Where the kernels had to wait for a processor it is profiled again. What still waits is taken off all times in
+    proportion, so that they add up to the CPU time of a run.
+
+    Args:
+        job: The job.
+        model: The model.
+        feed: The inputs.
+        milliseconds: The time of a run; None if it is not known.
+
+    Raises:
+        RequantError: The model cannot be run.
+    """
+    times, profiles = _profiled_runs(milliseconds), list[Profile]()
+    while not profiles or (len(profiles) <= MORE_PROFILES and not settled(profiles)):
+        profiles.append(job.runtime.profile(model, feed, threads=job.options.threads, times=times))
+    return tuple(least_kernels(profiles))
+
+
+def _profiled_runs(milliseconds: float | None) -> int:
     """Return how often a model runs under the profiler, from the time of one run."""
     return LEAST_RUNS if not milliseconds else min(max(int(PROFILED_MS / milliseconds), LEAST_RUNS), MOST_RUNS)

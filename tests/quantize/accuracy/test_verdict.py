@@ -19,7 +19,7 @@ from requant.quantize.accuracy.metrics import metric_named
 from requant.quantize.accuracy.outputs import Accuracy, Labelled
 from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.verdict import WEIGHTS, latency_rows
-from requant.quantize.job import Placement
+from requant.quantize.job import Placement, Served
 from requant.quantize.placement.batches import NATIVE
 from requant.quantize.result import Given, NativeUse
 from requant.quantize.runtime.timing import Regime, latency_json
@@ -313,8 +313,14 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
                 missed="SQNR: 12.0 dB",
                 passed={"cut 1": NATIVE},
             ),
-            "measured: 'rules', 2.000 ms, of 2 plans; 'cut 1' 1.900: gains less than 2%, too little for native operators; "
-            + "its model missed the promise (SQNR: 12.0 dB), so that more units are float",
+            "measured, before more units became float: 'rules', 2.000 ms, of 2 plans; 'cut 1' 1.900: gains less than 2%, "
+            + "too little for native operators; its model missed the promise (SQNR: 12.0 dB), so that more units are float, "
+            + "and the written model takes 1.000 ms",
+        ),
+        (
+            Placement("rules", missed="SQNR: 12.0 dB", served=(Served(1, None, {"rules": 2.0}, "rules", "rules"),)),
+            "rules, before more units became float: rules, of 1 plan; its model missed the promise (SQNR: 12.0 dB), so "
+            + "that more units are float, and the written model takes 1.000 ms",
         ),
         (
             Placement(
@@ -337,7 +343,7 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
             + "a clock differs between them",
         ),
     ],
-    ids=["not timed", "not to be timed", "fastest", "slower", "among many"],
+    ids=["not timed", "not to be timed", "fastest", "slower", "for a batch size", "among many"],
 )
 def test_the_row_of_the_placement_says_which_plan_was_taken(placement: Placement, text: str) -> None:
     assert dict(replace(RESULT, placement=placement).rows())["placement"] == text
