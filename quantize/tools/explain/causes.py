@@ -16,6 +16,7 @@ from .why_float import Obstacle
 
 LEAST_SHARE = 0.005  # ignore causes below 0.5 % of the time
 SLOWER = 1.15  # integer kernels below this multiple of the float kernel's time are not slow: less is noise
+LEAST_FLOAT = 0.02  # operators in float that are no products are not named below 2 % of the time
 TICK = 1.0  # microseconds: the resolution of the profile
 SAVED = {True: 3 / 4, False: 1 / 2}
 """The largest share of a float product's time that integers can save. If integer products are added exactly (True), one
@@ -43,6 +44,7 @@ def causes(
     reasons: Mapping[str, tuple[Obstacle, ...]],
     references: Mapping[str, FloatReference],
     *,
+    rest: Mapping[str, str],
     exact: bool,
 ) -> tuple[Cause, ...]:
     """Return the causes of lost time, the most expensive first.
@@ -52,6 +54,7 @@ def causes(
         match: Which kernel computes which node.
         reasons: Why nodes of the model ran in float, by node.
         references: The float kernel for the work of an executed node, by node.
+        rest: Why other operators ran in float, by executed node.
         exact: Whether the machine adds integer products exactly (`requant.quantize.runtime.isa`).
     """
     total = sum(kernel.run.microseconds for kernel in kernels)
@@ -59,6 +62,7 @@ def causes(
         *_conversions(kernels, match, total),
         *_layouts(kernels, total),
         *_float_products(kernels, reasons, total, exact=exact),
+        *_float_rest(kernels, rest, total),
         *_slow_integers(kernels, references, total),
         *_unfused(kernels, total),
     ]
@@ -106,13 +110,13 @@ def _beside(place: ir.Node, by_place: Mapping[str, Kernel], match: Match) -> str
             return "of constants in every run"
         users = [by_place.get(use.node.name or "") for value in place.outputs for use in value.uses()]
         user = _past_layout(next((user for user in users if user is not None), None), by_place, forwards=True)
-        return "at the model's outputs" if user is None else _called(user)
+        return "at the model's outputs" if user is None else called(user)
     producer = producer_of(data)
     before = _past_layout(by_place.get(producer.name or "") if producer is not None else None, by_place, forwards=False)
-    return "at the model's inputs" if before is None else _called(before)
+    return "at the model's inputs" if before is None else called(before)
 
 
-def _called(kernel: Kernel) -> str:
+def called(kernel: Kernel) -> str:
     """Return the operator of the model's node, or of the kernel if it fuses several nodes."""
     fused = kernel.kind == "rest" and any(op not in QUANTIZERS for op in kernel.absorbs)
     return kernel.run.op if fused else kernel.op
@@ -156,6 +160,18 @@ def _float_products(
             f"integers could save up to {{share}}: {_braced(kind)}"
         )
         yield _cause(text, group, total, SAVED[exact] * spent)
+
+
+def _float_rest(kernels: Sequence[Kernel], rest: Mapping[str, str], total: float) -> Iterator[Cause]:
+    """Group the other operators in float by operator and by reason, if they take `LEAST_FLOAT` of the time."""
+    groups: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        if kernel.run.node in rest and kernel.run.op not in UNFUSED:
+            groups[called(kernel), rest[kernel.run.node]].append(kernel)
+    for (op, why), group in groups.items():
+        if sum(kernel.run.microseconds for kernel in group) >= LEAST_FLOAT * total:
+            verb = "takes" if len(group) == 1 else "take"
+            yield _cause(f"{len(group)} {op} in float {verb} {{share}} of the time: {_braced(why)}", group, total)
 
 
 def _braced(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .... import RequantError
+from .... import NATIVE_DOMAIN, RequantError
 from ....calibration.data.samples import Sample
 from ....calibration.data.sources import DataSource
 from ....calibration.model.session import ModelSource
@@ -24,9 +24,9 @@ from ...runtime.profile import integer_share
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import generated_source, refusal, runs_on_none
 from ...runtime.runtimes import PLAIN, STOCK, Identity, Setting
-from .causes import Cause, causes
+from .causes import Cause, called, causes
 from .float_reference import FloatReference, float_references
-from .why_float import Obstacle, parameters, why_float
+from .why_float import Obstacle, parameters, why_float, why_rest_float
 
 TIMES = 10  # runs under the profiler; the time of a kernel is its minimum
 EXACT = 2 * 255 * 127
@@ -206,7 +206,14 @@ def explain_model(
         mac_share_int8=integer_share(profile.runs),
         flags=flags(),
         probe=total,
-        causes=causes(ran, matched, reasons, references, exact=total == EXACT),
+        causes=causes(
+            ran,
+            matched,
+            reasons,
+            references,
+            rest=_rest_reasons(ran) if runtime is STOCK else {},
+            exact=total == EXACT,
+        ),
     )
 
 
@@ -245,6 +252,15 @@ def _reasons(
         kernel.node: why_float(model, nodes[kernel.node], ends=ends)
         for kernel in ran
         if kernel.kind == "compute" and not kernel.integer and kernel.node is not None and kernel.op in PRODUCTS
+    }
+
+
+def _rest_reasons(ran: Sequence[Kernel]) -> dict[str, str]:
+    """Return why kernels that are no products ran in float, by executed node; native operators are not among them."""
+    return {
+        kernel.run.node: why_rest_float(called(kernel), kernel.run.domain)
+        for kernel in ran
+        if kernel.kind == "rest" and kernel.precision == "float32" and kernel.run.domain != NATIVE_DOMAIN
     }
 
 

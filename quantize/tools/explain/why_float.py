@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from .... import NATIVE_DOMAIN
 from ....transforms.graphs.queries import constant, made_by, producer_of
+from ....transforms.int8.ops import OPS, float_reason
 from ....transforms.patterns.elementwise import clip_bounds
 
 QUANTIZED = frozenset(
@@ -20,6 +21,7 @@ ABSORBED = frozenset({"Relu", "Clip"})
 EIGHT_BITS = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
 NO_KERNEL = frozenset("ConvTranspose LSTM GRU RNN Attention MultiHeadAttention Einsum".split())
 """Products that QDQ pairs around them never turn into an integer kernel."""
+NO_PAIRS = "it has an integer kernel, which needs a DequantizeLinear before it and a QuantizeLinear after it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,20 @@ def why_float(model: ir.Model, node: ir.Node, *, ends: bool = True) -> tuple[Obs
     found = [*_input_reasons(node, data), *_weight_reasons(node, weight)]
     found += _output_reasons(node, after) if ends else ()
     return tuple(found) or (_same("the graph fits an integer kernel, but the runtime did not choose it"),)
+
+
+def why_rest_float(op: str, domain: str = "") -> str:
+    """Return why an operator that is no product ran in float.
+
+    Args:
+        op: The operator that ran.
+        domain: Its domain.
+    """
+    name = f"{domain}.{op}" if f"{domain}.{op}" in OPS else op
+    row = OPS.get(name)
+    if row is None or not row.u8 or row.why:
+        return float_reason(name).text
+    return row.slow.text or NO_PAIRS
 
 
 def _same(text: str) -> Obstacle:
