@@ -196,6 +196,7 @@ class Evidence:
         noise_of: The same for the inputs of matrix products from float to float, by form.
         harmed_by: By such a form, the inputs that ruin an output, with the reason.
         noise_of_weights: By unit, noise power over signal power with its weights alone in int8.
+        limit: The time limit of each kind of trial, in seconds by built-in costs; 0 if nothing was tried.
     """
 
     kept_float: Mapping[str, str] = field(default_factory=dict)
@@ -203,6 +204,7 @@ class Evidence:
     noise_of: Mapping[Impl, Mapping[str, float]] = field(default_factory=dict)
     harmed_by: Mapping[Impl, Mapping[str, str]] = field(default_factory=dict)
     noise_of_weights: Mapping[str, float] = field(default_factory=dict)
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ def evidence_of(
         {form: noise_powers(found) for form, found in of_forms.items()},
         {form: ruinous(found, least_db) for form, found in of_forms.items()},
         {u: power * (1.0 if u in as_rounded else left) for u, power in noise_powers(of_weights).items()},
+        limit=seconds,
     )
 
 

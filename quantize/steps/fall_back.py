@@ -250,8 +250,11 @@ def _noise_evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
 
 
 def _can_try_tensors(job: Job, trial: Trial) -> bool:
-    """Whether the noise of each tensor alone is unknown, and can be measured."""
-    return bool(not trial.candidate.evidence.noise and not job.weights.large and trial.candidate.qparams)
+    """Whether the noise of each tensor alone is unknown, can be measured, and was not tried within the same limit."""
+    known = trial.candidate.evidence
+    if known.noise or job.weights.large or not trial.candidate.qparams:
+        return False
+    return known.limit < EFFORTS[job.options.effort].retry
 
 
 def _fastest_within(

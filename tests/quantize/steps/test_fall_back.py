@@ -11,6 +11,7 @@ import pytest
 
 from requant import RequantError
 from requant.quantize import Options
+from requant.quantize.job import Evidence
 from requant.quantize.placement.noise import Noises
 from requant.quantize.steps import fall_back
 from requant.quantize.steps.fall_back import _fastest_within
@@ -242,3 +243,23 @@ def test_a_plan_that_is_hardly_slower_and_quieter_is_better() -> None:
     nearly = {**EVEN, "a": 0.02}  # of the time 1.0
     assert floats_of(Priced(nearly, nearly), 15.0) == "a"
     assert floats_of(Priced(EVEN, EVEN), 15.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("effort", "known", "again"),
+    [
+        ("low", Evidence(), True),
+        ("low", Evidence(noise_of_weights={"a": 0.1}, limit=20.0), False),
+        ("medium", Evidence(limit=20.0), True),
+        ("medium", Evidence(limit=300.0), False),
+        ("medium", Evidence(noise={"a": 0.1}, limit=20.0), False),
+    ],
+    ids=["nothing tried", "tried with low effort", "a longer limit", "tried with that limit", "known"],
+)
+def test_trials_that_took_too_long_are_not_repeated_with_the_same_limit(
+    effort: str, known: Evidence, again: bool
+) -> None:
+    """The weights of a speech model were tried twice, 45 s each time: before the second model, and to fall back."""
+    job: Any = SimpleNamespace(options=Options(effort=effort), weights=SimpleNamespace(large=False))
+    trial: Any = SimpleNamespace(candidate=SimpleNamespace(evidence=known, qparams={"a": None}))
+    assert fall_back._can_try_tensors(job, trial) is again
