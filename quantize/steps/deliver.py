@@ -322,8 +322,8 @@ def profiled_kernels(
 ) -> tuple[KernelRun, ...]:
     """Run a model under the profiler; return its kernels with times that contain no waiting, as far as that is known.
 
-    Where the kernels had to wait for a processor it is profiled again. What still waits is taken off all times in
-    proportion, so that they add up to the CPU time of a run.
+    Where the kernels had to wait for a processor it is profiled again. What still waits, and what the profiler itself
+    takes, is taken off all times in proportion, so that they add up to the time of a run at most.
 
     Args:
         job: The job.
@@ -337,7 +337,10 @@ def profiled_kernels(
     times, profiles = _profiled_runs(milliseconds), list[Profile]()
     while not profiles or (len(profiles) <= MORE_PROFILES and not settled(profiles)):
         profiles.append(job.runtime.profile(model, feed, threads=job.options.threads, times=times))
-    return tuple(least_kernels(profiles))
+    kernels = least_kernels(profiles)
+    total = math.fsum(run.microseconds for run in kernels)
+    share = 1.0 if milliseconds is None or not total else min(1e3 * milliseconds / total, 1.0)
+    return tuple(replace(run, microseconds=share * run.microseconds) for run in kernels)
 
 
 def _profiled_runs(milliseconds: float | None) -> int:

@@ -233,7 +233,7 @@ def test_a_clicked_node_shows_its_numbers(digits: tuple[Path, Record], page: Pag
     assert unit.op in text
     assert unit.int8_kernels[0] in text
     assert unit.float_us is not None
-    assert f"{unit.float_us:g} µs" in text
+    assert f"{unit.float_us:.3g} µs" in text
     assert tensor.sqnr_db is not None
     assert f"{tensor.sqnr_db:.1f} dB" in text
     assert page.get_attribute(f"#graph-svg [data-name='{unit.name}']", "aria-pressed") == "true"

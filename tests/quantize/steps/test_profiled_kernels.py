@@ -17,8 +17,13 @@ def profile(*milliseconds: float, cpu: float) -> Profile:
     return Profile(tuple(runs), 1e3 * sum(milliseconds), 1e3 * cpu)
 
 
-def kernels_of(*profiles: Profile) -> tuple[list[float], int]:
-    """Return the milliseconds of each kernel from profiles that follow each other, and how many were made."""
+def kernels_of(*profiles: Profile, milliseconds: float | None = 60.0) -> tuple[list[float], int]:
+    """Return the milliseconds of each kernel from profiles that follow each other, and how many were made.
+
+    Args:
+        profiles: The profiles.
+        milliseconds: The time of a run without the profiler.
+    """
     made = iter(profiles)
     left = [*profiles]
 
@@ -27,7 +32,7 @@ def kernels_of(*profiles: Profile) -> tuple[list[float], int]:
         return next(made)
 
     job: Any = SimpleNamespace(runtime=SimpleNamespace(profile=take), options=SimpleNamespace(threads=1))
-    found = profiled_kernels(job, b"", {}, 60.0)
+    found = profiled_kernels(job, b"", {}, milliseconds)
     return [run.microseconds / 1e3 for run in found], len(profiles) - len(left)
 
 
@@ -45,3 +50,10 @@ def test_the_times_of_kernels_that_always_wait_add_up_to_the_cpu_time() -> None:
     found, count = kernels_of(*busy)
     assert count == MORE_PROFILES + 1
     assert found == pytest.approx([60.0 * 70 / 180, 60.0 * 110 / 180])
+
+
+def test_what_the_profiler_takes_is_taken_off() -> None:
+    """The 2,720 nodes of a model of 7.8 ms took 12.8 ms under the profiler."""
+    profiles = profile(8.0, 4.0, cpu=13.0), profile(1.0, 1.0, cpu=13.0)
+    assert kernels_of(*profiles, milliseconds=6.0) == ([4.0, 2.0], 1)
+    assert kernels_of(*profiles, milliseconds=None) == ([8.0, 4.0], 1)
