@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from .classes import Interval
 
+SURE = 1 / 3
+"""The least confidence for a predicted drop, from chance (0) to certainty (1). Near chance, all classes have nearly the
+same probability, so that any change of class costs nearly nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassScores:
@@ -44,6 +48,12 @@ class ClassScores:
     def changed(self) -> int:
         """The number of predictions that differ."""
         return self.predictions - round(self.agreement * self.predictions)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the float model's classes are far enough from chance; an embedding, read as scores, is near it."""
+        chance = 1 / self.classes
+        return self.confidence >= chance + SURE * (1 - chance)
 
     @property
     def of_items(self) -> bool:

@@ -101,7 +101,8 @@ class Accuracy:
             scores tokens.
         states: The outputs that feed the next sample. They are no results: their noise counts in the results of later
             samples, since each model carries its own state.
-        worst_sample: The sample whose result has the lowest SQNR; None if no sample stands out.
+        worst_sample: The sample whose result has the lowest SQNR, lower than that of all samples at each result; None
+            if no sample stands out. Where classes judge one of several results, it is of another one.
         above_half: By float output: how many values are above 0.5 in both models, and in one of them. `quantize` and
             `compare` keep those of the outputs that a Sigmoid writes.
         replaced: By output that is not compared itself, since the model chooses it by its own scores: its own SQNR in
@@ -270,10 +271,12 @@ class _Sums:
 
     def result(self) -> Accuracy:
         """Return the comparison of the samples so far."""
-        sqnr, found = self.each.sqnr_db(), self.classes
+        sqnr, found, scores = self.each.sqnr_db(), self.classes, self._scores()
+        results = _results(sqnr, self.states)
+        by_class = scores.output if scores is not None and scores.sure else None  # classes judge this output
         return Accuracy(
             self.samples,
-            self._scores(),
+            scores,
             sqnr,
             labelled=_labelled(self.correct),
             whole_labelled=_labelled(self.whole) if found.known and not found.maps else None,
@@ -281,7 +284,7 @@ class _Sums:
             low_db=self.each.low_db(),
             divergence=self.tokens.mean,
             states=self.states,
-            worst_sample=self.each.worst(_results(sqnr, self.states)),
+            worst_sample=self.each.worst([name for name in results if name != by_class] or results),
             above_half=self.above_half,
             saturated=found.saturated if found.known else frozenset(),
         )

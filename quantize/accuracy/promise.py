@@ -49,9 +49,6 @@ HIDDEN = "no noise shows, since the probabilities are all 0 or 1,"
 """What is said in place of the SQNR of outputs whose noise does not show."""
 UNSEEN = 0.05
 """The chance that no item changes, at the share of changed items that is still called possible (the rule of three)."""
-SURE = 1 / 3
-"""The least confidence for a predicted drop, from chance (0) to certainty (1). Near chance, all classes have nearly the
-same probability, so that any change of class costs nearly nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +208,8 @@ def hidden_outputs(accuracy: Accuracy) -> frozenset[str]:
 
 
 def is_sure(accuracy: Accuracy) -> bool:
-    """Whether the float model's classes are far enough from chance; an embedding, read as scores, is near it."""
-    if accuracy.scores is None:
-        return False
-    chance = 1 / accuracy.scores.classes
-    return accuracy.scores.confidence >= chance + SURE * (1 - chance)
+    """Whether there are class scores, and the float model's classes are far enough from chance."""
+    return accuracy.scores is not None and accuracy.scores.sure
 
 
 def _of_drop(judge: str, kept: bool, text: str, drop: float) -> Promise:

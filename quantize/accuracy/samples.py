@@ -81,14 +81,17 @@ class EachSample:
     def worst(self, outputs: Iterable[str]) -> WorstSample | None:
         """Return the sample with the lowest SQNR; None if no sample is worse than all together by `APART_DB`.
 
-        The signal of a sample that is quieter than the mean of all samples counts as this mean: noise in silence, or in
-        the empty mask of a segmentation, is compared with what the output usually holds.
+        A sample that has more than the SQNR of the worst output says nothing about what the model loses. The signal of
+        a sample that is quieter than the mean of all samples counts as this mean: noise in silence, or in the empty
+        mask of a segmentation, is compared with what the output usually holds.
 
         Args:
             outputs: The names of the outputs that count.
         """
-        found = filter(None, (_worst_of(name, rows) for name in outputs for rows in self.rows[name]))
-        return min(found, key=lambda each: each.sqnr_db, default=None)
+        every, sqnr_db = list(outputs), self.sqnr_db()
+        found = filter(None, (_worst_of(name, rows) for name in every for rows in self.rows[name]))
+        worst = min(found, key=lambda each: each.sqnr_db, default=None)
+        return worst if worst is not None and worst.sqnr_db <= min(sqnr_db[name] for name in every) else None
 
 
 def _together(rows: Sequence[_Row]) -> Powers:

@@ -93,7 +93,8 @@ def decibels(signal: float, noise: float) -> float:
     """Return ``10 log10(signal / noise)``; infinite without noise, minus infinite if the noise is NaN."""
     if noise == 0.0:
         return math.inf
-    return 10.0 * math.log10(signal / noise) if signal > 0.0 and math.isfinite(noise) else -math.inf
+    ratio = signal / noise  # 0 of a signal that is tiny beside the noise
+    return 10.0 * math.log10(ratio) if ratio > 0.0 else -math.inf
 
 
 def decibels_text(value: float) -> str:

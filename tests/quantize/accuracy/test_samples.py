@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from requant.calibration import Sample
@@ -70,6 +70,7 @@ rows = st.lists(
 
 
 @given(rows)
+@example([(1, 5e-324, 2.0)])  # the ratio of both is 0
 def test_the_sqnr_of_all_samples_is_that_of_their_sums(drawn: list[tuple[int, float, float]]) -> None:
     each = EachSample()
     for place, (values, signal, noise) in enumerate(drawn):
@@ -89,6 +90,39 @@ def test_states_do_not_name_a_sample() -> None:
             each.add(str(place), name, 1, (1.0, noise if name == "state" else 0.001))
     assert each.worst(["y"]) is None
     assert each.worst(["y", "state"]) == WorstSample("2", "state", decibels(1.0, 0.9))
+
+
+@pytest.mark.parametrize(("noise", "named"), [(0.3, True), (0.003, False)])
+def test_a_sample_of_a_better_output_is_not_the_worst(noise: float, named: bool) -> None:
+    """The even noise of one output judges the model: a sample of another output counts if it is worse than that."""
+    each = EachSample()
+    for place in range(8):
+        each.add(f"clip {place}", "coefs", 1, (1.0, 0.01))
+        each.add(f"clip {place}", "gate", 1, (1.0, noise if place == 5 else 0.0001))
+    assert each.worst(["gate"]) == WorstSample("clip 5", "gate", decibels(1.0, noise))
+    assert (each.worst(["coefs", "gate"]) is not None) is named
+
+
+def test_a_sample_of_the_output_that_classes_judge_does_not_hide_another() -> None:
+    rng = np.random.default_rng(3)
+    chosen = np.eye(10, dtype=np.float32)[rng.integers(0, 10, (16, 1))]
+    boxes = rng.standard_normal((16, 1, 40)).astype(np.float32)
+    samples = [Sample({"place": np.array(place)}, None, f"image {place}") for place in range(16)]
+
+    def before(feed: Mapping[str, Array]) -> dict[str, Array]:
+        return {"classes": chosen[feed["place"]] * 0.9 + 0.01, "boxes": boxes[feed["place"]]}
+
+    def after(feed: Mapping[str, Array]) -> dict[str, Array]:
+        found = before(feed)
+        found["classes"] = found["classes"] * 0.9 - (0.3 if feed["place"] == 2 else 0.0)
+        found["boxes"] = found["boxes"] * (0.9 if feed["place"] == 5 else 0.999)
+        return found
+
+    found = measure(before, after, iter(samples))
+    assert (found.class_output, found.agreement, found.worst_sqnr_db < 21) == ("classes", 1.0, True)
+    assert found.worst_sample is not None
+    assert (found.worst_sample.output, found.worst_sample.where) == ("boxes", "image 5")
+    assert any(row.startswith("worst sample: SQNR") and row.endswith("at boxes: image 5") for row in table(found))
 
 
 def table(accuracy: Accuracy) -> Iterator[str]:
