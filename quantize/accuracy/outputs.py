@@ -25,6 +25,7 @@ from .choices import into
 from .class_scores import ClassScores
 from .classes import Interval, Outputs, Tally, is_float
 from .labels import check_classes, class_labels
+from .lengths import OtherLengths
 from .parts import Rows
 from .samples import EachSample, WorstSample
 from .shares import binomial_p, paired_interval, score_interval
@@ -109,6 +110,7 @@ class Accuracy:
             dB; NaN for integers.
         saturated: The outputs whose probabilities are all nearly 0 or 1, so that their noise does not show.
             In `sqnr_db` their logits stand in their place, where both models have them.
+        other_lengths: By float output whose shape differs between the models: the samples with other lengths.
     """
 
     samples: int
@@ -124,6 +126,7 @@ class Accuracy:
     above_half: Mapping[str, AboveHalf] = field(default_factory=dict)
     replaced: Mapping[str, float] = field(default_factory=dict)
     saturated: frozenset[str] = frozenset()
+    other_lengths: Mapping[str, OtherLengths] = field(default_factory=dict)
 
     @property
     def class_output(self) -> str:
@@ -195,6 +198,7 @@ class _Sums:
         classes: Sums over the predictions.
         each: Signal and noise of each float output of each sample.
         rows: Signal and noise of each of its rows, if it can have parts.
+        lengths: The samples for which the lengths of an output differ.
         above_half: Counts of the values of each float output above 0.5.
         tokens: The divergence of the distributions of tokens.
         correct: The labels that no model predicts, the INT8 model alone, the float model alone, and both; int64 (4,).
@@ -208,6 +212,7 @@ class _Sums:
     classes: Tally = field(default_factory=Tally)
     each: EachSample = field(default_factory=EachSample)
     rows: dict[str, Rows] = field(default_factory=dict)
+    lengths: dict[str, OtherLengths] = field(default_factory=dict)
     above_half: dict[str, AboveHalf] = field(default_factory=dict)
     tokens: Divergence = field(default_factory=Divergence)
     correct: Array = field(default_factory=lambda: np.zeros(4, np.int64))
@@ -221,12 +226,12 @@ class _Sums:
         if sample.step is not None:
             self.states |= {link.output for link in sample.step.links}
         for name, powers in output_powers(reference, candidate, self.terms.probabilities).items():
-            self.each.add(sample.where, name, reference[name].size, *powers)
-            if is_float(reference[name]):
-                self.rows[name] = self.rows.get(name, Rows()).with_sample(reference[name], candidate[name])
-                self.above_half[name] = self.above_half.get(name, AboveHalf()).with_sample(
-                    reference[name], candidate[name]
-                )
+            exact, other = reference[name], candidate[name]
+            self.each.add(sample.where, name, exact.size, *powers)
+            self.lengths[name] = self.lengths.get(name, OtherLengths()).with_sample(exact, other, sample.where)
+            if is_float(exact):
+                self.rows[name] = self.rows.get(name, Rows()).with_sample(exact, other)
+                self.above_half[name] = self.above_half.get(name, AboveHalf()).with_sample(exact, other)
         self.tokens = self.tokens.with_sample(reference, candidate, sample)
         expected, actual = self.classes.add(reference, candidate, sample) or (None, None)
         if sample.label is not None:
@@ -287,6 +292,7 @@ class _Sums:
             worst_sample=self.each.worst([name for name in results if name != by_class] or results),
             above_half=self.above_half,
             saturated=found.saturated if found.known else frozenset(),
+            other_lengths={name: each for name, each in self.lengths.items() if each.samples},
         )
 
     def _scores(self) -> ClassScores | None:
@@ -436,5 +442,6 @@ def accuracy_json(accuracy: Accuracy, *, held_out: bool = True) -> dict[str, Any
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
         "sqnr_low_db_by_output": {name: finite(lows(name)) for name in accuracy.sqnr_db},
         "above_half_by_output": {name: found.to_json() for name, found in accuracy.above_half.items()},
+        "other_lengths_by_output": {name: found.to_json() for name, found in accuracy.other_lengths.items()},
         "sqnr_db_by_part": {name: finite(value) for name, value in accuracy.quiet_db.items()},
     }

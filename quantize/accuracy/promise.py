@@ -23,6 +23,7 @@ from typing import Any
 from ...system.printable import number_of
 from .class_scores import ClassScores
 from .classes import FEWEST
+from .lengths import sqnr_text
 from .logits import INTO_SOFTMAX
 from .outputs import Accuracy
 from .selected_outputs import holds_scores, worst_place
@@ -100,6 +101,9 @@ def promise(accuracy: Accuracy, *, held_out: bool = True) -> Promise:
     leading = found[0].judge
     nearest = max((each for each in found if each.judge == leading), key=lambda each: each.excess)
     decisive = next((each for each in found if not each.kept), nearest)
+    if not decisive.kept and decisive.judge != "SQNR" and accuracy.other_lengths:
+        worst = max(accuracy.other_lengths.values(), key=lambda each: each.samples)
+        decisive = replace(decisive, text=f"{decisive.text}; {worst}")
     return replace(decisive, error=max(each.error for each in found), held_out=held_out)
 
 
@@ -253,7 +257,7 @@ def _by_sqnr(accuracy: Accuracy, sqnr_db: Mapping[str, float], by_class: Promise
     low_db = _low_db(accuracy, sqnr_db, by_class)
     worst = min(low_db, key=low_db.__getitem__, default="")
     mean, low = sqnr_db.get(worst, math.inf), low_db.get(worst, math.inf)
-    shown = HIDDEN if worst in hidden_outputs(accuracy) else decibels_text(mean)
+    shown = HIDDEN if worst in hidden_outputs(accuracy) else sqnr_text(worst, mean, accuracy.other_lengths)
     return _of_worst((mean, low), f"{shown} at {worst_place(low_db)}{_end(mean, low, held_out)}", LEAST_DB)
 
 
@@ -274,7 +278,8 @@ def _by_part(accuracy: Accuracy, whole: Collection[str], held_out: bool) -> Prom
     low_db = {name: accuracy.least_db(name) if name in whole else value for name, (_, value) in parts_db.items()}
     name = min(low_db, key=low_db.__getitem__)
     (index, mean), low = parts_db[name], low_db[name]
-    return _of_worst((mean, low), f"{decibels_text(mean)} at {name}{index}{_end(mean, low, held_out)}", PART_DB)
+    shown = sqnr_text(name, mean, accuracy.other_lengths)
+    return _of_worst((mean, low), f"{shown} at {name}{index}{_end(mean, low, held_out)}", PART_DB)
 
 
 def _end(mean: float, low: float, held_out: bool) -> str:

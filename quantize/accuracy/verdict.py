@@ -15,6 +15,7 @@ from ..model.files import size_text
 from ..runtime.timing import Latency
 from .class_scores import ClassScores
 from .drop import Versus
+from .lengths import sqnr_text
 from .logits import INTO_SOFTMAX
 from .outputs import Accuracy, Labelled
 from .promise import HIDDEN, LEAST_DB, Promise, hidden_outputs, is_sure
@@ -135,10 +136,18 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
         return f"SQNR {decibels_text(noise)} at {place}{part} ({where})"
     worst = accuracy.worst_sample
     single = (
-        "" if worst is None or worst.sqnr_db >= LEAST_DB else f", {decibels_text(worst.sqnr_db)} at the worst sample"
+        ""
+        if worst is None or worst.sqnr_db >= LEAST_DB or worst.output in accuracy.other_lengths
+        else f", {decibels_text(worst.sqnr_db)} at the worst sample"
     )
     at = worst_place(accuracy.results_db)
-    return f"SQNR {decibels_text(accuracy.worst_sqnr_db)} at {at}{single} ({where})"
+    return f"SQNR {_worst_text(accuracy)} at {at}{single} ({where})"
+
+
+def _worst_text(accuracy: Accuracy) -> str:
+    """Return the SQNR of the worst result as text."""
+    results = accuracy.results_db
+    return sqnr_text(min(results, key=results.__getitem__), accuracy.worst_sqnr_db, accuracy.other_lengths)
 
 
 def _behind(accuracy: Accuracy) -> str:
@@ -206,7 +215,8 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, held_out: 
             counted = f"{found.both} of float's {found.both + found.lost} values above 0.5 stay, {found.new} are new"
             yield "at 0.5", f"{found.f1:.1%} F1 at {name} ({where}): {counted}"
     worst = accuracy.worst_sample
-    if worst is not None and not (by_class and worst.output == accuracy.class_output):
+    known = by_class and worst is not None and worst.output == accuracy.class_output
+    if worst is not None and not known and worst.output not in accuracy.other_lengths:
         yield "worst sample", f"SQNR {decibels_text(worst.sqnr_db)} at {worst.output}: {worst.where}"
 
 
@@ -222,7 +232,8 @@ def _sqnr_rows(accuracy: Accuracy, where: str, shown: str, held_out: bool) -> It
         kind = ", a state" if name in accuracy.states else ""
         low = accuracy.least_db(name) if name in accuracy.sqnr_db else value
         end = f", 95 % interval from {decibels_text(low)}" if held_out and low < value else ""
-        yield "SQNR", f"{HIDDEN if name in hidden else decibels_text(value)} at {name}{kind} ({where}){end}"
+        told = HIDDEN if name in hidden else sqnr_text(name, value, accuracy.other_lengths)
+        yield "SQNR", f"{told} at {name}{kind} ({where}){end}"
 
 
 def _items_row(found: Labelled | Versus, where: str) -> Row:

@@ -18,7 +18,7 @@ from ..placement.batches import compromises
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun
 from ..runtime.timing import Latency
-from .worth import INTEGER_ALREADY, LOSES, WORTHWHILE, speeds_text, too_slow
+from .worth import INTEGER_ALREADY, LOSES, SLOW, WORTHWHILE, speeds_text, too_slow
 
 NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
@@ -65,8 +65,8 @@ def notes_on(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], size: int) 
 
 
 def advice(job: Job, reason: str) -> tuple[str, ...]:
-    """Return a note on how to lose less accuracy, if this is the reason for which INT8 is not written."""
-    if not reason.startswith(LOSES):
+    """Return a note on how to lose less accuracy, if this is the only reason for which INT8 is not written."""
+    if not reason.startswith(LOSES) or SLOW in reason:
         return ()
     return (ADVICE.format(MORE[job.options.effort]),)
 

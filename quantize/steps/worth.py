@@ -10,20 +10,24 @@ from ..runtime.timing import Latency
 from .judge import is_slower, promise_of
 
 LOSES = "int8 loses too much accuracy, judged by"
+SLOW = "int8 gains too little here"
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 MOST_DOUBT = 0.1  # a larger gain is believed, however unsure the times of a busy machine are
 INTEGER_ALREADY = frozenset({ALREADY.code, INTEGER.code})  # reasons of float units that compute in integers already
 
 
 def why_not(job: Job, trial: Trial) -> str:
-    """Return why the INT8 model is not worth writing; empty when it is."""
+    """Return why the INT8 model is not worth writing; empty when it is. A loss of accuracy comes first.
+
+    The time of a model that loses too much counts if it is clearly slower: then nothing was tried to lose less.
+    """
     if not trial.candidate.plan.has_int8:
         return _why_nothing(trial)
     if not job.judged:  # random inputs are no evidence against a model
         return ""
     judged = promise_of(job, trial.accuracy)
-    by_speed = judged.kept or is_slower(job, trial.latencies)  # the weights of a slow model were not corrected
-    return too_slow(job, trial) if by_speed else f"{LOSES} {judged}"
+    slow = too_slow(job, trial) if judged.kept or is_slower(job, trial.latencies) else ""
+    return slow if judged.kept else "; ".join(filter(None, [f"{LOSES} {judged}", slow]))
 
 
 def _why_nothing(trial: Trial) -> str:
@@ -52,7 +56,7 @@ def too_slow(job: Job, trial: Trial) -> str:
         return ""
     first = trial.latencies[0]
     simple = "" if first.gain == first.speedup else f", {first.gain:.2f}x the speed of {job.simple_name}"
-    return f"int8 gains too little here: {speeds_text(job, trial.latencies)}{simple}{_shortfall(gain, needed, unsure)}"
+    return f"{SLOW}: {speeds_text(job, trial.latencies)}{simple}{_shortfall(gain, needed, unsure)}"
 
 
 def _shortfall(gain: float, needed: float, unsure: float) -> str:
