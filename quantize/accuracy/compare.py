@@ -20,6 +20,7 @@ from ...transforms.graphs.inference import outputs_of
 from ...transforms.remove_dynamic_quantization import count_at_run_time
 from ..model.files import Weights, load_model, size_on_disk
 from ..model.state import passed_on, possible_state
+from ..runtime.agreement import agreeing
 from ..runtime.loads import Load, loads_of
 from ..runtime.progress import Progress, silent
 from ..runtime.runtimes import PLAIN, Sessions, Setting
@@ -187,6 +188,9 @@ def compare_models(
         terms=Terms("refuse" if scorer is None else "skip", probable),  # a metric has labels of its own
     )
     accuracy = with_kinds_of(loaded, accuracy, outputs_of(loaded))
+    if accuracy.other_lengths and not weights.large:
+        runners = [each.runner(setting.threads) for each in timed]
+        loads = tuple(agreeing(load, source, runners) for load in loads)
     compared = None if scorer is None else versus(*scorer.result(models, source))
     return Comparison(
         accuracy,
@@ -224,7 +228,7 @@ def _times(
     for load in loads:
         progress(f"time at {load_name(load.batch, load.regime)}", 0, None)
         found = time_models(models, load.feed, weights=weights, threads=setting.threads, batch=load.batch)
-        yield replace(found, regime=load.regime, shapes=load.shapes)
+        yield replace(found, regime=load.regime, shapes=load.shapes, sample=load.sample)
 
 
 def _notes(model: ir.Model, source: Source, accuracy: Accuracy) -> Iterator[str]:

@@ -312,8 +312,9 @@ def latency_rows(timed: Latency, simple: str = SIMPLE) -> Iterator[Row]:
     yield f"latency, {timed.name}", f"{least} ({median}; {rate})"
     if timed.simple_ms is not None:
         yield "", f"{simple} {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x"
-    if timed.shapes:
-        yield "", f"timed on {timed.shapes}"
+    told = [text for text in (timed.shapes, timed.sample) if text]
+    if told:
+        yield "", f"timed on {' of '.join(told)}"
 
 
 def size_row(float_bytes: int, int8_bytes: int) -> Row:

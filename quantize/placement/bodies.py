@@ -11,7 +11,7 @@ from ...transforms.int8.ops import MOVES
 from ...transforms.int8.plan import Choice, Impl, Plan
 from ..job import Candidate, Job, Placement
 from .batches import BY_RULES, fairest
-from .racing import Size, least_milliseconds, runners_of
+from .racing import Size, least_milliseconds, on_agreeing_samples, runners_of
 from .reasons import SLOWER_IN_BODY
 
 FLOAT_BODIES = "float in bodies"
@@ -56,7 +56,8 @@ def faster_with_bodies(sizes: Sequence[Size], plan: Plan, why: str) -> tuple[Can
     runners = runners_of(sizes, candidates)
     if not runners:
         return candidates[BY_RULES], Placement("rules", why=why)
-    times, unsure = least_milliseconds(sizes, runners, max(SECONDS, bench.job.options.seconds))
+    timed = on_agreeing_samples(sizes, runners)
+    times, unsure = least_milliseconds(timed, runners, max(SECONDS, bench.job.options.seconds))
     best = fairest(times)
     return candidates[best], Placement("rules", tried=times[0], uncertainty=unsure, chosen=best, why=why)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 from ... import RequantError
 from ...transforms.int8.plan import Plan
 from ..job import Candidate, Placement
+from ..runtime.agreement import agreeing, work_depends_on_data
 from ..runtime.clock import SLOW, SURE, race, time_run, uncertainty
+from ..runtime.loads import Load
 from ..runtime.runtimes import LoadedModel
 from ..runtime.timing import Regime, load_name
 from .batches import CLEAR, fairest, finalists, least_noisy, passed, served
@@ -67,10 +69,11 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
     every = [size.known.prices for size in sizes]
     plans = {name: candidates[name].plan for name in runners}
     native = {name for name in runners if candidates[name].native}
-    tried, unsure = least_milliseconds(sizes, runners, seconds)
+    timed = on_agreeing_samples(sizes, runners)
+    tried, unsure = least_milliseconds(timed, runners, seconds)
     worth = worth_of(every, tried, plans)
     if len(sizes) > 1:  # more plans share the time, and several minima decide: time the best ones again
-        again, unsure = least_milliseconds(sizes, {name: runners[name] for name in finalists(worth, native)}, seconds)
+        again, unsure = least_milliseconds(timed, {name: runners[name] for name in finalists(worth, native)}, seconds)
         final = [
             {name: min(ms, first[name]) for name, ms in more.items()} for first, more in zip(tried, again, strict=True)
         ]
@@ -117,6 +120,16 @@ def runners_of(
         least = min(took.values(), default=0.0)
         runners = {each: runner for each, runner in runners.items() if least <= SLOW or took[each] <= most * least}
     return runners
+
+
+def on_agreeing_samples(sizes: Sequence[Size], runners: Mapping[str, LoadedModel]) -> Sequence[Size]:
+    """Return the batch sizes with feeds for which all candidates do about the same work as the float model."""
+    job = sizes[0].bench.job
+    if job.source is None or not job.judged or not work_depends_on_data(job.simple):
+        return sizes
+    models = [job.timed.runner(job.options.threads), *runners.values()]
+    loads = [agreeing(Load(size.batch, size.bench.feed, size.regime), job.source, models) for size in sizes]
+    return [replace(size, bench=replace(size.bench, feed=load.feed)) for size, load in zip(sizes, loads, strict=True)]
 
 
 def least_milliseconds(

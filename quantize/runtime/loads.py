@@ -31,12 +31,14 @@ class Load:
         regime: The regime of a decoder; None for other models.
         shapes: The shapes of the inputs whose sizes the model leaves open: ``"ids 1x32"``. Empty if there are none,
             or if only the batch axis is open and has `batch` rows.
+        sample: The sample and why it is timed, if that is not the usual one; see `agreement.agreeing`.
     """
 
     batch: int
     feed: Feed
     regime: Regime | None = None
     shapes: str = ""
+    sample: str = ""
 
 
 def loads_of(source: Source, batches: Sequence[int]) -> tuple[Load, ...]:
@@ -59,7 +61,7 @@ def loads_of(source: Source, batches: Sequence[int]) -> tuple[Load, ...]:
         feeds: list[Feed] = [first_sample(source, batch).feed for batch in batches]
     else:
         feeds = [found if batch == 1 else repeated(source, found, batch) for batch in batches]
-    return tuple(Load(batch, f, shapes=_shapes(source, f, batch)) for batch, f in zip(batches, feeds, strict=True))
+    return tuple(Load(batch, f, shapes=shapes_text(source, f, batch)) for batch, f in zip(batches, feeds, strict=True))
 
 
 def _of_middle_size(source: Source) -> Feed | None:
@@ -76,7 +78,7 @@ def _is_open(spec: InputSpec) -> bool:
     return not all(isinstance(axis, int) for axis in spec.shape[1:])
 
 
-def _shapes(source: Source, feed: Feed, batch: int) -> str:
+def shapes_text(source: Source, feed: Feed, batch: int) -> str:
     """Return the names and shapes of the inputs whose sizes the model leaves open.
 
     An input of which only the first axis is open is left out if that axis has the length of the batch.

@@ -51,6 +51,7 @@ class Latency:
         uncertainty: How far the speed-up may be from the truth, as a share of it: 0.05 for 5 % more or less.
         clock: What the times are: CPU time of one thread, or wall time.
         shapes: The shapes of the inputs whose sizes the model leaves open; empty without any.
+        sample: The sample and why it was timed, if that was not the usual one.
     """
 
     float_ms: float
@@ -64,6 +65,7 @@ class Latency:
     uncertainty: float = 0.0
     clock: Clock = "wall"
     shapes: str = ""
+    sample: str = ""
 
     @property
     def name(self) -> str:
@@ -117,7 +119,7 @@ def summary(float_times: Times, int8_times: Times, simple: Times | None = None, 
 
 
 def latency_json(latency: Latency) -> dict[str, Any]:
-    """Return a latency with its speed-up as plain JSON values; regime and shapes only where there are any."""
+    """Return a latency with its speed-up as plain JSON values; regime, shapes and sample only where there are any."""
     return {
         "float_ms": latency.float_ms,
         "int8_ms": latency.int8_ms,
@@ -133,4 +135,5 @@ def latency_json(latency: Latency) -> dict[str, Any]:
         "int8_items_per_second": latency.int8_rate,
         **({} if latency.regime is None else {"regime": asdict(latency.regime)}),
         **({"shapes": latency.shapes} if latency.shapes else {}),
+        **({"sample": latency.sample} if latency.sample else {}),
     }

@@ -32,6 +32,7 @@ from ..job import Candidate, Job, Trial
 from ..model.files import serialize
 from ..placement.runs import samples_for
 from ..result import Given
+from ..runtime.agreement import agreeing, work_depends_on_data
 from ..runtime.loads import Load
 from ..runtime.runtimes import Sessions
 from ..runtime.timing import Latency, load_name
@@ -230,6 +231,7 @@ def _timed_at(job: Job, candidate: Candidate, load: Load, share: float = 1.0) ->
         load: The feed.
         share: The share of the usual duration.
     """
+    load = with_agreeing_sample(job, candidate, load)
     # a simplified model needs no constants folded in memory
     simplified = job.weights.large and not job.restored
     models: list[Model] = [job.float_source if simplified else job.timed, candidate.sessions]
@@ -244,4 +246,12 @@ def _timed_at(job: Job, candidate: Candidate, load: Load, share: float = 1.0) ->
         seconds=job.options.seconds * share,
         settle=share == 1.0 and candidate.plan.has_int8,
     )
-    return replace(found, regime=load.regime, shapes=load.shapes)
+    return replace(found, regime=load.regime, shapes=load.shapes, sample=load.sample)
+
+
+def with_agreeing_sample(job: Job, candidate: Candidate, load: Load) -> Load:
+    """Return a load for which a candidate and the float model do about the same work; large models keep their load."""
+    if job.source is None or job.weights.large or not job.judged or not work_depends_on_data(job.simple):
+        return load
+    runners = [each.runner(job.options.threads) for each in (job.timed, candidate.sessions)]
+    return agreeing(load, job.source, runners)

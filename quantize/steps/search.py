@@ -33,6 +33,7 @@ from ..runtime.inputs import open_data
 from ..runtime.session import Runner
 from .emit import correct, plan_by_rules
 from .evidence import gather_evidence
+from .judge import with_agreeing_sample
 from .prices import next_price
 from .ranges import TensorRanges
 from .tried import load_tried, plan_key, save_tried
@@ -286,7 +287,7 @@ def _speedup(run: _Search, candidate: Candidate) -> float:
             batch=load.batch,
             seconds=min(TIMED, options.seconds),
         )
-        for load in job.loads
+        for load in (with_agreeing_sample(job, candidate, usual) for usual in job.loads)
     ]
     return min((latency.speedup for latency in latencies), default=1.0)
 
