@@ -16,8 +16,8 @@ import pytest
 
 from requant import RequantError
 from requant.calibration import Sample, Serialized, fingerprint, observe, open_session
+from requant.calibration.model import copies
 from requant.calibration.model.session import Array
-from requant.calibration.runs import taps
 from requant.quantize.accuracy import pair
 from requant.quantize.accuracy.outputs import measure
 from requant.quantize.accuracy.pair import judge_pair, time_models, timing_note
@@ -453,8 +453,8 @@ def test_a_few_runs_of_a_large_model_pack_nothing(
         opened.append(options["lean"])
         return open_session(*arguments, **options)
 
-    monkeypatch.setattr(taps, "LARGE", large)
-    monkeypatch.setattr(taps, "open_session", spy)
+    monkeypatch.setattr(copies, "LARGE", large)
+    monkeypatch.setattr(copies, "open_session", spy)
     source = serialize(load_model(external_model(tmp_path, ("w",) if outside else ())))
     seen = observe(source, ["x"], some_samples(samples), histogram=False)
     assert seen.samples == samples
