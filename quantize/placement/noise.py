@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -79,9 +79,13 @@ class Noises:
 
     def of_tensor(self, tensor: str) -> float:
         """Return the noise of a tensor that is rounded to uint8."""
+        return self.tensors.get(self._known(tensor), 0.0)
+
+    def _known(self, tensor: str) -> str:
+        """Return the tensor whose noise is known in place of one that an operator only moves."""
         while tensor not in self.tensors and tensor in self.moved:
             tensor = self.moved[tensor]
-        return self.tensors.get(tensor, 0.0)
+        return tensor
 
     def of_unit(self, unit: Unit, impl: Impl) -> float:
         """Return the noise that an implementation of a unit adds, whatever the units before it are.
@@ -122,11 +126,34 @@ class Noises:
 
     def of_plan(self, plan: Plan) -> float:
         """Return the noise of a plan: of tensors that it rounds, of weights, and of products from float to float."""
-        roots = set(plan.observed) - unrounded(plan, self.absorbers)
-        rounded = {part for root in roots for part in self._rounded(plan, root)}
         chosen = [(unit, plan.impl(unit)) for unit in plan.units]
         products = (self.of_unit(*each) if each[1] in self.forms else self.of_weights(*each) for each in chosen)
-        return math.fsum((*map(self.of_tensor, sorted(rounded)), *products))
+        return math.fsum((*map(self.of_tensor, sorted(self._rounded_by(plan))), *products))
+
+    def _rounded_by(self, plan: Plan) -> set[str]:
+        """Return the tensors that a plan rounds to uint8."""
+        roots = set(plan.observed) - unrounded(plan, self.absorbers)
+        return {part for root in roots for part in self._rounded(plan, root)}
+
+    def raised(self, plan: Plan, quiet: Plan, factor: float) -> Noises:
+        """Return noises in which all that `plan` rounds, and `quiet` does not, counts `factor` times.
+
+        That are tensors in uint8, weights in int8, and the inputs of products from float to float.
+        """
+        units = [unit for unit in plan.units if plan.impl(unit).int8 and not quiet.impl(unit).int8]
+        rounded = {self._known(each) for each in self._rounded_by(plan) - self._rounded_by(quiet)}
+        read = {plan.impl(unit): {tensor for each in units for tensor in each.rounded} for unit in units}
+        return replace(
+            self,
+            tensors=_times(self.tensors, rounded, factor),
+            forms={impl: _times(known, read.get(impl, ()), factor) for impl, known in self.forms.items()},
+            weights=_times(self.weights, {unit.name for unit in units}, factor),
+        )
+
+
+def _times(known: Mapping[str, float], names: Collection[str], factor: float) -> dict[str, float]:
+    """Return noises with some of them multiplied by a factor."""
+    return {name: noise * factor if name in names else noise for name, noise in known.items()}
 
 
 def _joined(plan: Plan) -> dict[str, tuple[str, ...]]:

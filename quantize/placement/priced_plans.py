@@ -11,6 +11,7 @@ from ..job import Candidate, Job, Placement
 from .facts import Facts
 from .forms import all_int8_plan
 from .measuring import Write, keep, measure_units, profile, profile_float, with_profile
+from .noise import Noises
 from .plans_by_cost import common_plan, is_same, without_noisy
 from .pricing import float_time, has_unmeasured, plan_milliseconds, usual_share, with_absorbed, with_noise_price
 from .racing import Size, least_milliseconds, runners_of
@@ -44,6 +45,16 @@ class PricedPlans:
         every = (size.known.prices for size in self.sizes)
         priced = [with_noise_price(prices, self.job, float_time(prices), price) for prices in every]
         return as_asked(self.job, self.facts, common_plan(priced))
+
+    def with_noises(self, noises: Noises) -> PricedPlans:
+        """Return the plans by other noises of tensors, weights and forms."""
+
+        def with_them(size: Size) -> Size:
+            prices = size.known.prices
+            known = replace(prices.noises, tensors=noises.tensors, forms=noises.forms, weights=noises.weights)
+            return replace(size, known=replace(size.known, prices=replace(prices, noises=known)))
+
+        return replace(self, noise=noises.tensors, sizes=tuple(map(with_them, self.sizes)))
 
     @property
     def usual_price(self) -> float:

@@ -29,7 +29,7 @@ HALVINGS = 5  # of a range of prices or noises, on a logarithmic scale
 PROFILES = 3  # plans of a round that are profiled at most; each gives costs for the next one
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
-NEAR = 2.0  # a plan that misses the promise with at most this many times the noise of one that keeps it ends the search
+NEAR = 2.0  # a plan with half of the noise that is allowed, or of the noise of one that misses, ends the search
 FASTER = 0.97  # the most that a plan takes of the time of one with less noise, else that one is better
 LEAST_SHARE = 1e-6  # of the float model's time: what a unit takes at least, where the plan with it is not slower
 FEW = 4  # native units that are timed against the runtime's operators; more of them gain together
@@ -41,9 +41,10 @@ def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     The placement gives the cheapest plan for each price of noise. The price rises until the estimated noise of the plan
     is low enough. The estimate is the measured noise of the last model times the ratio of the plans' noises, each the
     sum of the noises of its tensors and weights alone. Such sums tell which units are noisy, and little of the noise of
-    all together: if a model keeps the promise, faster ones are tried, with noise between its own noise and the noise
-    of the last model that missed it. Where no price gives a plan between those two, one more model is made, with half
-    of the units in which they differ. A model that does not run counts as one that misses it.
+    all together. If a model keeps the promise, faster ones are tried: `_learned` tells from the models that missed it
+    which units add more noise together than alone. Where no price gives a plan with as much noise as is allowed, one
+    more model is made, with some of the units in float in which the last two models differ. A model that does not run
+    counts as one that misses the promise.
 
     Args:
         job: The job, with data of the user.
@@ -61,12 +62,12 @@ def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     facts, rules, write = plan_by_rules(job, ranges, evidence)
     plans = plans_by_price(job, facts, rules, write, evidence.noise, trial.candidate.placement)
     absorbers = absorbers_of(facts, rules, possible_forms(facts, rules))
-    noise = Noises.of(rules, evidence.noise, evidence.noise_of, absorbers, evidence.noise_of_weights).of_plan
+    noises = Noises.of(rules, evidence.noise, evidence.noise_of, absorbers, evidence.noise_of_weights)
     build = partial(_build_candidate, job, ranges, write, trial, evidence)
-    plans, best, missed = _fastest_accepted(job, plans, noise, build, trial)
+    plans, best, missed = _fastest_accepted(job, plans, noises, build, trial)
     if best is None:
         return trial
-    best = _with_middle_plan(job, plans, _plans_between(plans, noise, missed, best.candidate.plan), build, best)
+    best = _with_plan_between(job, plans, noises, best, missed, build)
     best = _without_few_native(job, plans, best, build)
     return if_it_runs(partial(judge, job, best.candidate, best.accuracy)) or trial
 
@@ -78,51 +79,91 @@ class _Accepted:
     Attributes:
         candidate: The model.
         accuracy: Its accuracy.
-        noise: The estimated noise of its plan.
+        excess: The power of its noise over what the promise allows, at least 1 / `STEP`.
     """
 
     candidate: Candidate
     accuracy: Accuracy
-    noise: float
+    excess: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """A plan whose model misses the promise or does not run.
+
+    Attributes:
+        plan: The plan.
+        excess: The power of its noise over what the promise allows, at most `STEP`.
+    """
+
+    plan: Plan
+    excess: float
 
 
 def _fastest_accepted(
-    job: Job, plans: PricedPlans, noise: Callable[[Plan], float], build: Callable[[Plan], Candidate], trial: Trial
-) -> tuple[PricedPlans, _Accepted | None, Plan]:
+    job: Job, plans: PricedPlans, noises: Noises, build: Callable[[Plan], Candidate], trial: Trial
+) -> tuple[PricedPlans, _Accepted | None, tuple[_Missed, ...]]:
     """Search for the fastest model that keeps the promise, in at most `ROUNDS` models.
 
     Args:
         job: The job.
         plans: The plans by price.
-        noise: Returns the estimated noise of a plan.
+        noises: The noises of tensors and weights alone.
         build: Returns the model of a plan.
         trial: The model that misses the promise.
 
     Returns:
         The plans with all costs that were measured; the fastest model that keeps the promise, None without one; and the
-        last plan whose model misses it.
+        plans whose models miss it, in the order of time.
     """
     best: _Accepted | None = None
-    accuracy, missed = trial.accuracy, trial.candidate.plan
+    missed: tuple[_Missed, ...] = (_Missed(trial.candidate.plan, min(promise_of(job, trial.accuracy).excess, STEP)),)
     for number in range(ROUNDS):
         job.progress(RELIEF, number, ROUNDS + BETWEEN)
-        missed_noise = noise(missed)
-        limit = MARGIN / min(promise_of(job, accuracy).excess, STEP) * missed_noise
-        if best:
-            plans, found = _next_faster(plans, noise, best, missed_noise)
+        if best is None:
+            plans, found = _fastest_or_noisier(plans, noises.of_plan, missed[-1])
         else:
-            plans, found = _fastest_or_noisier(plans, noise, limit, missed_noise)
+            learned = _learned(noises, best, missed)
+            plans, found = _next_faster(plans.with_noises(learned), learned, best, missed)
         if found is None or not found.has_int8:
             break
         candidate = build(found)
         tried = if_it_runs(partial(measure_accuracy, job, candidate))
+        excess = missed[-1].excess if tried is None else promise_of(job, tried).excess
         if tried is not None and promise_of(job, tried).kept:
-            best = _Accepted(candidate, tried, noise(found))
+            best = _Accepted(candidate, tried, max(excess, 1 / STEP))
         else:
-            accuracy, missed = accuracy if tried is None else tried, found
-        if best and noise(missed) <= NEAR * best.noise:
+            missed = (*missed, _Missed(found, min(excess, STEP)))
+        if best and (best.excess >= 1 / NEAR or missed[-1].excess <= NEAR * best.excess):
             break
     return plans, best, missed
+
+
+def _allowed(noises: Noises, best: _Accepted) -> float:
+    """Return the noise that the promise allows, on the scale of `noises`; a little noise is the sum of its parts."""
+    return noises.of_plan(best.candidate.plan) / best.excess
+
+
+def _learned(noises: Noises, best: _Accepted, missed: Sequence[_Missed]) -> Noises:
+    """Return noises that explain how much the models missed the promise by.
+
+    Errors of layer upon layer may add up to much more than the sum of the noises alone. The models are taken from the
+    one with the least excess on. What a model rounds, and the one before it does not, counts as often as its measured
+    noise needs.
+
+    Args:
+        noises: The noises of tensors and weights alone.
+        best: A model that keeps the promise.
+        missed: The plans whose models miss it.
+    """
+    allowed = _allowed(noises, best)
+    quiet, least = best.candidate.plan, best.excess
+    for plan, excess in sorted(((each.plan, each.excess) for each in missed), key=lambda row: row[1]):
+        added, estimated = (excess - least) * allowed, noises.of_plan(plan) - noises.of_plan(quiet)
+        if added > estimated > 0:
+            noises = noises.raised(plan, quiet, added / estimated)
+        quiet, least = plan, excess
+    return noises
 
 
 def _plans_between(plans: PricedPlans, noise: Callable[[Plan], float], start: Plan, end: Plan) -> list[Plan]:
@@ -146,28 +187,35 @@ def _plans_between(plans: PricedPlans, noise: Callable[[Plan], float], start: Pl
     return found
 
 
-def _with_middle_plan(
-    job: Job, plans: PricedPlans, path: Sequence[Plan], build: Callable[[Plan], Candidate], best: _Accepted
+def _with_plan_between(
+    job: Job,
+    plans: PricedPlans,
+    noises: Noises,
+    best: _Accepted,
+    missed: Sequence[_Missed],
+    build: Callable[[Plan], Candidate],
 ) -> _Accepted:
-    """Return the model in the middle of a path of plans if it keeps the promise and is faster; else the given one.
+    """Return a model between one that keeps the promise and the last that misses it, if it is faster and keeps it too.
 
-    Where the plan in the middle is not faster, the one in the middle before it is tried, and so on.
+    Its plan is the first one, from the end that misses the promise on, whose noise is allowed; without one the plan in
+    the middle. Where the plan is not faster, the one in the middle before it is tried, and so on.
 
     Args:
         job: The job.
         plans: The plans, which time models.
-        path: The plans. The first is near a plan that misses the promise, the last is near the plan of the given model.
+        noises: The noises of tensors and weights alone.
+        best: A model that keeps the promise. It is returned if no other is better.
+        missed: The plans whose models miss it.
         build: Returns the model of a plan.
-        best: A model that keeps the promise.
     """
     job.progress(RELIEF, ROUNDS, ROUNDS + BETWEEN)
-    middle = len(path) // 2
-    while path and not _is_faster(plans, path[middle], best.candidate):
-        path = path[:middle]
-        middle //= 2
-    if not path:
-        return best
-    candidate = if_it_runs(partial(build, path[middle]))
+    path = _plans_between(plans.with_noises(noises), noises.of_plan, missed[-1].plan, best.candidate.plan)
+    learned, limit = _learned(noises, best, missed), MARGIN * _allowed(noises, best)
+    at = next((index for index, plan in enumerate(path) if learned.of_plan(plan) <= limit), len(path) // 2)
+    while path and not _is_faster(plans, path[at], best.candidate):
+        path = path[:at]
+        at //= 2
+    candidate = if_it_runs(partial(build, path[at])) if path else None
     tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
     if candidate is None or tried is None or not promise_of(job, tried).kept:
         return best
@@ -180,13 +228,15 @@ def _is_faster(plans: PricedPlans, plan: Plan, other: Candidate) -> bool:
 
 
 def _fastest_or_noisier(
-    plans: PricedPlans, noise: Callable[[Plan], float], limit: float, missed_noise: float
+    plans: PricedPlans, noise: Callable[[Plan], float], missed: _Missed
 ) -> tuple[PricedPlans, Plan | None]:
     """Return the fastest INT8 plan within a limit of noise, else within a higher one, as `_fastest_within` does.
 
-    The higher limit is the geometric mean of the limit and of the noise that missed the promise. By how much a few
-    samples miss the promise is mostly chance, so that fewer units in float may be enough.
+    The limit is the noise of a plan that misses the promise, over its excess. The higher limit is the geometric mean of
+    both. By how much a few samples miss the promise is mostly chance, so that fewer units in float may be enough.
     """
+    missed_noise = noise(missed.plan)
+    limit = MARGIN / missed.excess * missed_noise
     plans, found = _fastest_within(plans, noise, limit)
     if found is not None and found.has_int8:
         return plans, found
@@ -194,25 +244,26 @@ def _fastest_or_noisier(
 
 
 def _next_faster(
-    plans: PricedPlans, noise: Callable[[Plan], float], best: _Accepted, missed_noise: float
+    plans: PricedPlans, noises: Noises, best: _Accepted, missed: Sequence[_Missed]
 ) -> tuple[PricedPlans, Plan | None]:
     """Return the plans with all measured costs, and a plan that is faster than a model that keeps the promise.
 
-    The noise of the plan is between the noise of the model and `missed_noise`. The plan is None if there is no such
-    plan. A plan is not measured if it is not cheaper by its costs.
+    The noise of the plan is what the promise allows, else between this and the noise of the last plan that misses it.
+    The plan is None if there is no such plan. A plan is not measured if it is not cheaper by its costs.
     """
-    limit, tried = best.noise, [best.candidate.plan]
+    noise, kept = noises.of_plan, best.candidate.plan
+    least, most, tried = noise(kept), noise(missed[-1].plan), [kept, *(each.plan for each in missed)]
+    limit = MARGIN * _allowed(noises, best)
+    limit = limit if least < limit < most else math.sqrt(least * most)
     for _ in range(HALVINGS):
-        limit = math.sqrt(limit * missed_noise)
         cheap = _least_noise_as_fast(plans, noise, limit)
-        if cheap is None or 0 < plans.share(best.candidate.plan) <= plans.share(cheap):  # costs are 0 if unknown
-            continue
-        plans, found = _fastest_within(plans, noise, limit)
-        if found is None or any(is_same(found, each) for each in tried):
-            continue
-        if plans.ratio(found, best.candidate) <= FASTER:
-            return plans, found
-        tried.append(found)
+        if cheap is not None and not 0 < plans.share(kept) <= plans.share(cheap):  # costs are 0 if unknown
+            plans, found = _fastest_within(plans, noise, limit)
+            if found is not None and not any(is_same(found, each) for each in tried):
+                if plans.ratio(found, best.candidate) <= FASTER:
+                    return plans, found
+                tried.append(found)
+        limit = math.sqrt(limit * most)
     return plans, None
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,10 +21,8 @@ from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 NAMES = "abcd"
 UNITS = tuple(Unit(name=name, op="Conv", nodes=(name,), inputs=(f"x{name}",), outputs=(f"y{name}",)) for name in NAMES)
 NOISE = dict(zip(NAMES, (8.0, 4.0, 2.0, 1.0), strict=True))
-
-
-def noise(plan: Plan) -> float:
-    return sum(NOISE[unit.name] for unit in plan.units if plan.impl(unit).int8)
+NOISES = Noises(weights=NOISE)
+noise = NOISES.of_plan
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,13 @@ class Priced:
 
     extra: Mapping[str, float]
     true: Mapping[str, float]
+    noises: Noises = NOISES
+
+    def with_noises(self, noises: Noises) -> Priced:
+        return replace(self, noises=noises)
 
     def __call__(self, price: float) -> Plan:
-        floats = {name for name in NAMES if price * NOISE[name] > self.extra[name]}
+        floats = {name for name in NAMES if price * self.noises.weights[name] > self.extra[name]}
         return Plan(UNITS, {name: Choice(Impl.FLOAT if name in floats else Impl.U8) for name in NAMES})
 
     def share(self, plan: Plan) -> float:
@@ -81,6 +83,7 @@ class Promised:
 
     noise: float
     most: float
+    least_excess: float
 
     @property
     def kept(self) -> bool:
@@ -88,7 +91,8 @@ class Promised:
 
     @property
     def excess(self) -> float:
-        return 100.0  # as few samples may say
+        ratio = self.noise / self.most
+        return ratio if self.kept else max(ratio, self.least_excess)
 
 
 def model(plan: Plan) -> Any:
@@ -133,9 +137,10 @@ def test_a_plan_that_is_not_faster_is_timed_once_and_a_dearer_one_never(
         monkeypatch.setattr(Priced, "measured", None)
     accuracy: Any = None
     quiet = Plan(UNITS, {name: Choice(Impl.U8 if name == "d" else Impl.FLOAT) for name in NAMES})
-    best = fall_back._Accepted(model(quiet), accuracy, noise(quiet))
+    best = fall_back._Accepted(model(quiet), accuracy, excess=1.0)
+    missed = fall_back._Missed(Plan(UNITS, dict.fromkeys(NAMES, Choice(Impl.U8))), excess=15.0)
     some: Any = plans
-    assert fall_back._next_faster(some, noise, best, 15.0)[1] is None
+    assert fall_back._next_faster(some, NOISES, best, [missed])[1] is None
     assert timed == raced
 
 
@@ -165,8 +170,20 @@ def test_where_no_price_gives_a_plan_between_units_change_one_after_another(
     assert floats_in(found) == floats
 
 
-def accepted_plan(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fails: str) -> Plan | None:
-    """Return the plan that keeps a promise of some noise; None if none does. The models of the plans `fails` fail."""
+def accepted_plan(
+    monkeypatch: pytest.MonkeyPatch,
+    plans: Any,
+    most: float,
+    fails: str,
+    noises: Noises = NOISES,
+    true: Callable[[Plan], float] = noise,
+    chance: float = 100.0,
+) -> Plan | None:
+    """Return the plan that keeps a promise of some noise; None if none does. The models of the plans `fails` fail.
+
+    `noises` are those of units alone, `true` gives the noise of the model of a plan, and `chance` is the least excess
+    that a model seems to have.
+    """
     written: list[Plan] = []
 
     def made(*given: Any) -> Any:
@@ -176,7 +193,7 @@ def accepted_plan(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fail
     def measured(job: Any, candidate: Any) -> float:
         if floats_in(candidate.plan) in fails.split():
             raise RequantError("the model fails: of itself")
-        return noise(candidate.plan)
+        return true(candidate.plan)
 
     def judged(job: Any, candidate: Any, accuracy: float) -> Any:
         if fails == "judge":
@@ -185,7 +202,7 @@ def accepted_plan(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fail
 
     fakes: dict[str, Any] = {
         "forecast_fall_back": lambda job, tries: {"compare": 1.0} if not tries else {},
-        "promise_of": lambda job, accuracy: Promised(accuracy, most),
+        "promise_of": lambda job, accuracy: Promised(accuracy, most, chance),
         "plan_by_rules": lambda *_: (None, None, lambda plan: plan),
         "plans_by_price": lambda *_: plans,
         "absorbers_of": lambda *_: {},
@@ -196,9 +213,9 @@ def accepted_plan(monkeypatch: pytest.MonkeyPatch, plans: Any, most: float, fail
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(fall_back, name, fake)
-    monkeypatch.setattr(Noises, "of", lambda *_: SimpleNamespace(of_plan=noise))
+    monkeypatch.setattr(Noises, "of", lambda *_: noises)
     job: Any = SimpleNamespace(policy=SimpleNamespace(how="measured"), progress=lambda *_: None, options=Options())
-    start: Any = SimpleNamespace(candidate=model(Plan(UNITS, dict.fromkeys(NAMES, Choice(Impl.U8)))), accuracy=15.0)
+    start: Any = SimpleNamespace(candidate=model(int8(NAMES)), accuracy=true(int8(NAMES)))
     ranges: Any = None
     found: Any = fall_back.fall_back_to_float(job, ranges, start)
     assert len(written) <= ROUNDS + BETWEEN
@@ -223,7 +240,7 @@ def test_few_native_operators_that_gain_nothing_become_those_of_the_runtime(
 ) -> None:
     units = tuple(Unit(name=name, op="Conv", nodes=(name,), inputs=(f"x{name}",), outputs=(name,)) for name in "abcdef")
     plan = Plan(units, {unit.name: Choice(Impl.U8_NATIVE if unit.name in native else Impl.U8) for unit in units})
-    monkeypatch.setattr(fall_back, "promise_of", lambda job, accuracy: Promised(accuracy, 2.0))
+    monkeypatch.setattr(fall_back, "promise_of", lambda job, accuracy: Promised(accuracy, 2.0, 100.0))
     monkeypatch.setattr(fall_back, "measure_accuracy", lambda *_: noise)
     accuracy: Any = 0.5
     best = fall_back._Accepted(model(plan), accuracy, 1.0)
@@ -263,3 +280,31 @@ def test_trials_that_took_too_long_are_not_repeated_with_the_same_limit(
     job: Any = SimpleNamespace(options=Options(effort=effort), weights=SimpleNamespace(large=False))
     trial: Any = SimpleNamespace(candidate=SimpleNamespace(evidence=known, qparams={"a": None}))
     assert fall_back._can_try_tensors(job, trial) is again
+
+
+def int8(names: str) -> Plan:
+    return Plan(UNITS, {name: Choice(Impl.U8 if name in names else Impl.FLOAT) for name in NAMES})
+
+
+def test_units_that_are_noisier_together_count_more() -> None:
+    noises, accuracy = Noises(weights={"a": 0.1, "b": 0.1, "c": 2.0, "d": 3.0}), None
+    best = fall_back._Accepted(model(int8("a")), cast("Any", accuracy), excess=0.1)
+    found = fall_back._learned(noises, best, [fall_back._Missed(int8("abcd"), 9.0), fall_back._Missed(int8("ab"), 4.0)])
+    assert found.weights == pytest.approx({"a": 0.1, "b": 3.9, "c": 2.0, "d": 3.0})
+    assert [found.of_plan(int8(each)) for each in ("a", "ab", "abcd")] == pytest.approx([0.1, 4.0, 9.0])
+
+
+def test_a_unit_that_costs_much_time_stays_int8_where_others_are_noisier_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the noises alone `c` is the first to become float, and `a` the last; but `a` and `b` disturb each other."""
+    alone = Noises(weights={"a": 0.5, "b": 0.6, "c": 6.0, "d": 1.0})
+    times = {"a": 1.0, "b": 1.0, "c": 5.0, "d": 1.0}
+
+    def together(plan: Plan) -> float:
+        disturbed = all(plan.impl(unit).int8 for unit in UNITS[:2])
+        return alone.of_plan(plan) + (20.0 if disturbed else 0.0)
+
+    found = accepted_plan(monkeypatch, Priced(times, times, alone), 10.0, "", alone, together, 0.0)
+    assert found is not None
+    assert floats_in(found) in ("ad", "bd", "a", "b")
