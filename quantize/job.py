@@ -78,6 +78,7 @@ class Job:
         scaled: The corrections that scaled channels of `simple`.
         unscaled: The job with channels as they were, which is written where float is; None if that is this job.
         judged: Whether the data are the user's: random inputs are no evidence for or against a model.
+        random: Whether the outputs of the float model are so random that they judge no model.
         loads: The runs for timing and profiles, at each of `options.batches`; see `loads_of`. Empty without data.
         options: The user's options.
         progress: Called with the progress of each step.
@@ -108,6 +109,7 @@ class Job:
     options: Options
     progress: Progress
     held: Source | None = None
+    random: bool = False
     runtime: Runtime = STOCK
     scaled: frozenset[str] = frozenset()
     unscaled: Job | None = None
@@ -159,6 +161,11 @@ class Job:
     def simple_name(self) -> str:
         """The simplified model, in words."""
         return WEIGHTS if self.restored else SIMPLE
+
+    @property
+    def outputs_judge(self) -> bool:
+        """Whether outputs can judge the INT8 model: the data are the user's, and the outputs are not random."""
+        return self.judged and not self.random
 
     @property
     def static(self) -> bool:

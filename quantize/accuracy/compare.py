@@ -33,7 +33,7 @@ from .outputs import Accuracy, accuracy_json
 from .pair import PairScorer, judge_pair, time_models
 from .probabilities import probability_outputs
 from .promise import LEAST_DB
-from .randomness import random_note
+from .randomness import randomness
 from .selected_outputs import chosen_outputs
 from .shown import as_html, as_text
 from .terms import Terms
@@ -192,7 +192,7 @@ def compare_models(
     if accuracy.other_lengths and not weights.large:
         runners = [each.runner(setting.threads) for each in timed]
         loads = tuple(agreeing(load, source, runners) for load in loads)
-    drawn = random_note(loaded, partial(timed[0].runner, 1), first.feed)
+    drawn = randomness(loaded, partial(timed[0].runner, 1), first.feed)
     compared = None if scorer is None else versus(*scorer.result(models, source))
     return Comparison(
         accuracy,
@@ -203,7 +203,7 @@ def compare_models(
         float_bytes=size_on_disk(models[0]),
         int8_bytes=size_on_disk(models[1]),
         runtime=str(runtime.identity),
-        notes=tuple(filter(None, [drawn, *_notes(loaded, source, accuracy)])),
+        notes=tuple(filter(None, [drawn.note if drawn else "", *_notes(loaded, source, accuracy)])),
     )
 
 

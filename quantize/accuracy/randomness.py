@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -13,6 +14,7 @@ from ...transforms.graphs.queries import computing_nodes, node_name
 from ...transforms.parts.constant_values import RANDOM
 from ...transforms.remove_nodes import is_training
 from .classes import Outputs
+from .promise import LEAST_DB
 from .sqnr import decibels, decibels_text, output_powers, worst_powers
 
 DRAWN = (
@@ -28,8 +30,26 @@ def random_nodes(model: ir.Model) -> tuple[ir.Node, ...]:
     return tuple(node for node in found if node.op_type != "Dropout" or is_training(model, node))
 
 
-def random_note(model: ir.Model, run: Callable[[], Callable[[Feed], Outputs]], feed: Feed) -> str:
-    """Return a note that names a node whose random numbers change the outputs; empty without such a node.
+@dataclass(frozen=True, slots=True)
+class Randomness:
+    """How much random numbers change the outputs of a model.
+
+    Attributes:
+        note: What the user should know of it: a node, the difference of two runs, and what to do.
+        sqnr_db: The SQNR between two runs of the float model at the output that differs most, in dB.
+    """
+
+    note: str
+    sqnr_db: float
+
+    @property
+    def hides_noise(self) -> bool:
+        """Whether no INT8 model could keep the promise of accuracy: two runs of the float model do not keep it."""
+        return self.sqnr_db < LEAST_DB
+
+
+def randomness(model: ir.Model, run: Callable[[], Callable[[Feed], Outputs]], feed: Feed) -> Randomness | None:
+    """Return how much the random numbers of a node change the outputs; None without such a node.
 
     Two runs tell whether they do: a scale of 0, which is often an input, leaves nothing of them, and ONNX Runtime may
     ignore the training mode of a Dropout.
@@ -44,13 +64,13 @@ def random_note(model: ir.Model, run: Callable[[], Callable[[Feed], Outputs]], f
     """
     nodes = random_nodes(model)
     if not nodes:
-        return ""
+        return None
     loaded = run()
     name, ratio = _worst(loaded(feed), loaded(feed))
     if ratio == math.inf:
-        return ""
+        return None
     told = f"SQNR {decibels_text(ratio)}" if ratio > -math.inf else "in length or value"
-    return DRAWN.format(_named(nodes), told, name)
+    return Randomness(DRAWN.format(_named(nodes), told, name), ratio)
 
 
 def _named(nodes: tuple[ir.Node, ...]) -> str:

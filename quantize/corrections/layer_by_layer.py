@@ -179,15 +179,18 @@ def walk_layers(
     for visit in visits:
         product = _product(visit.node, job.simple, runners)
         # no local variable holds inputs, results or a layer longer than they are needed: of images they are 100 MB each
+        before, after = floats.take(visit.float_input), integers.take(visit.int8_input)
+        if not _are_alike(before, after):
+            return
         if correct_blocks is not None and plan.impl(visit.unit).in_blocks:
-            form, before, after = job.scheme.blocks, floats.take(visit.float_input), integers.take(visit.int8_input)
-            adjustment, *both = _corrected(_block_layer(visit, form, before, after, product), correct_blocks)
+            layer_in_blocks = _block_layer(visit, job.scheme.blocks, before, after, product)
             del before, after
+            adjustment, *both = _corrected(layer_in_blocks, correct_blocks)
+            del layer_in_blocks
         else:
             params = candidate.qparams[plan.root(visit.unit.inputs[0])]
-            layer = _layer(
-                visit, writer, params, floats.take(visit.float_input), integers.take(visit.int8_input), product
-            )
+            layer = _layer(visit, writer, params, before, after, product)
+            del before, after
             adjustment, *both = _corrected(layer, correct)
             del layer
         count = len(both[0])
@@ -197,6 +200,15 @@ def walk_layers(
             for stream in (floats, integers):  # corrections compare both streams sample by sample
                 stream.shorten((count + 1) // 2)
         yield visit.unit.name, adjustment
+
+
+def _are_alike(before: Sequence[Array], after: Sequence[Array]) -> bool:
+    """Return whether the inputs of a layer have the same lengths in the float model and in the INT8 model.
+
+    Lengths that depend on data, such as the duration of a sound, may differ: then no value belongs to another one, and
+    neither do those behind it.
+    """
+    return [each.shape for each in before] == [each.shape for each in after]
 
 
 def _corrected(

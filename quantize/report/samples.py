@@ -41,7 +41,7 @@ def judged_of(job: Job, trial: Trial) -> Judged | None:
     Returns:
         The accuracy and the samples; None if the user gave no data.
     """
-    if job.judging is None or not job.judged:
+    if job.judging is None or not job.outputs_judge:
         return None
     samples = judging_samples(job, job.judging)
     probable = probability_outputs(job.simple)

@@ -83,9 +83,9 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
         reason = f"the int8 model does not run: {error}"
         return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
     slow = is_slower(job, trial.latencies)
-    if job.judged and not slow and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
+    if job.outputs_judge and not slow and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
         trial = _with_ruinous_tensors_in_float(job, ranges, trial)
-    if job.judged and not slow and not job.options.force_int8:
+    if job.outputs_judge and not slow and not job.options.force_int8:
         trial = fall_back_to_float(job, ranges, trial)
     reason = why_not(job, trial)
     if reason and not job.options.force_int8:

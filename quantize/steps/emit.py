@@ -98,7 +98,7 @@ def emit(job: Job, ranges: TensorRanges, evidence: Evidence, before: Placement |
         candidate = write(read_plan(job.policy.plan, facts, rules, strict=False))
         placement = Placement("plan")
     else:
-        error = partial(measured_error, job) if job.judged else None
+        error = partial(measured_error, job) if job.outputs_judge else None
         candidate, placement = place(job, facts, rules, write, evidence.noise, error, before)
     made = _slow(job, ranges, candidate) or correct(job, ranges, candidate)
     return replace(made, placement=placement, evidence=evidence)
@@ -124,7 +124,7 @@ def _seems_slower(job: Job, candidate: Candidate) -> bool:
 
 def _adjusts(job: Job) -> bool:
     """Whether weights and biases are adjusted to data."""
-    return bool(job.corrections & ADJUSTING) and job.judged and not job.weights.large
+    return bool(job.corrections & ADJUSTING) and job.outputs_judge and not job.weights.large
 
 
 def correct(job: Job, ranges: TensorRanges, candidate: Candidate) -> Candidate:

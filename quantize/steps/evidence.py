@@ -63,7 +63,7 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
     if the outputs of the INT8 model are ruined.
     """
     effort = EFFORTS[job.options.effort]
-    if not effort.seconds or job.policy.plan is not None or not job.judged or job.weights.large:
+    if not effort.seconds or job.policy.plan is not None or not job.outputs_judge or job.weights.large:
         return Evidence()
     try:
         candidate = all_int8_candidate(job, ranges)

@@ -51,7 +51,7 @@ def result_of(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: st
         simple=job.simple_name,
         given=beside_given(job, candidate),
         runtime=str(job.runtime.identity),
-        promise=promise_of(job, trial.accuracy) if job.judged and trial.accuracy.samples else None,
+        promise=promise_of(job, trial.accuracy) if job.outputs_judge and trial.accuracy.samples else None,
         notes=notes_on(job, trial, kernels, size),
     )
 

@@ -69,7 +69,7 @@ def forecast(job: Job) -> dict[str, float]:
     found = _stage_seconds(job, job.feed, run)
     if EFFORTS[job.options.effort].seconds:
         found |= {LOWER: math.fsum(took for stage, took in found.items() if stage not in LEARNED)}
-    if job.judged and not job.options.force_int8 and job.policy.how not in ("all", "plan"):
+    if job.outputs_judge and not job.options.force_int8 and job.policy.how not in ("all", "plan"):
         tries = not EFFORTS[job.options.effort].seconds and not job.weights.large
         more = _second_placement_seconds(job, job.feed, run, found) if tries else {}
         fallback = _fall_back_seconds(job, run, found, ROUNDS + BETWEEN)
@@ -81,7 +81,7 @@ def _stage_seconds(job: Job, feed: Mapping[str, Array], run: float) -> dict[str,
     """Return the seconds of the stages from the seconds of one run, for a process that has a processor for itself."""
     sizes = {n: math.prod(s) for n, s in shapes_for(job, feed).items()}
     effort, tensors = EFFORTS[job.options.effort], job.all_int8_plan.quantized
-    found = {"compare": samples_for(job) * run * (2 if effort.seconds else 1)} if job.judged else {}
+    found = {"compare": samples_for(job) * run * (2 if effort.seconds else 1)} if job.outputs_judge else {}
     if job.static and job.source is not None and job.source.length is not None:
         elements = sum(sizes.get(name, 0) for name in tensors)
         rule = job.supply.rule

@@ -33,7 +33,7 @@ def hold_out(job: Job) -> Job:
         DataError: A sample cannot be read.
     """
     source, most = job.source, MOST_SAMPLES
-    if source is None or not job.judged or job.supply.ranges is not None:
+    if source is None or not job.outputs_judge or job.supply.ranges is not None:
         return job
     if source.links:
         source, held = _parted_sequences(source)

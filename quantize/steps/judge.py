@@ -63,9 +63,10 @@ def if_it_runs(measure: Callable[[], T]) -> T | None:
 def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     """Compare the outputs of a candidate with the outputs of the float model on the samples that judge.
 
-    Random inputs judge nothing: they lie outside of the ranges, and class scores for them are near chance.
+    Random inputs judge nothing: they lie outside of the ranges, and class scores for them are near chance. Nor do
+    random outputs.
     """
-    if job.judging is None or not job.judged:
+    if job.judging is None or not job.outputs_judge:
         return UNMEASURED
     samples = judging_samples(job, job.judging)
     total, terms = samples.length, Terms("skip", probability_outputs(job.simple))
@@ -85,7 +86,7 @@ def beside_given(job: Job, candidate: Candidate) -> Given | None:
     The accuracy of the INT8 model is judged against the float weights. Its user replaces the given model, whose outputs
     differ from both. None of a float model, and where the samples judge nothing.
     """
-    if not job.restored or job.judging is None or not job.judged or not candidate.plan.has_int8:
+    if not job.restored or job.judging is None or not job.outputs_judge or not candidate.plan.has_int8:
         return None
     samples, terms = judging_samples(job, job.judging), Terms("skip", probability_outputs(job.simple))
     compare = partial(judge_pair, samples=samples, weights=job.weights, terms=terms)

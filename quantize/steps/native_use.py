@@ -57,6 +57,6 @@ def _stock_promise(job: Job, trial: Trial, stock: Candidate) -> Promise | None:
     The arguments are as for `_stock_ms`. Return None if nothing judged the model, or if it is large: timing it takes
     minutes.
     """
-    if not job.judged or not trial.accuracy.samples or job.weights.large or job.options.kernels == "exact":
+    if not job.outputs_judge or not trial.accuracy.samples or job.weights.large or job.options.kernels == "exact":
         return None
     return promise_of(job, measure_accuracy(replace(job, runtime=BODIES), stock))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -26,7 +24,6 @@ from ...transforms.int8.plan import Plan
 from ...transforms.remove_dynamic_quantization import WRITERS as DYNAMIC
 from ...transforms.sort_by_execution_order import sort_by_execution_order
 from ..accuracy.pair import timing_note
-from ..accuracy.randomness import random_note
 from ..job import Job
 from ..kernels.library import Kernels, kernels
 from ..model.files import Weights, about, load_model, serialize
@@ -100,6 +97,7 @@ def prepare(
         supply=request.supply,
         source=reference.source,
         judged=request.judged,
+        random=reference.random,
         loads=reference.loads,
         options=options,
         progress=progress,
@@ -297,19 +295,9 @@ def _notes(
     notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(reference, judged=request.judged)]
     notes += [*reference.notes, *state_notes(source, passed_on(plain.model))]
     notes += [] if request.policy.plan is None else unnamed(request.policy.plan, plan)
-    notes += filter(None, [timing_note(weights), _random(plain.model, reference, judged=request.judged)])
+    notes += filter(None, [timing_note(weights)])
     notes += request.supply.remarks(plain.model, request.options.scheme, plan.quantized)
     return tuple(notes)
-
-
-def _random(model: ir.Model, reference: Reference, *, judged: bool) -> str:
-    """Return the note on a model that draws random numbers, and log it: long work begins behind this step."""
-    if reference.source is None or not judged:
-        return ""
-    note = random_note(model, partial(reference.opened.runner, 1), next(iter(reference.source)).feed)
-    if note:
-        logging.getLogger("requant").warning("requant: %s", note)
-    return note
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -14,6 +16,7 @@ from ...calibration.data.sources import DataSource, Source
 from ...calibration.model.newer import lower
 from ...calibration.model.session import ModelSource, open_session
 from ..accuracy.labels import check_label
+from ..accuracy.randomness import randomness
 from ..model.files import Weights, about, serialize
 from ..options.options import Options
 from ..runtime.inputs import open_for
@@ -30,6 +33,7 @@ FLUSHED = (
 )
 WIDENED = "the runtime has no kernels for bfloat16: the float model is run in float32"
 LOADED = "the runtime does not load the float model: its initializers are constants, not inputs"
+NOT_JUDGED = "the accuracy of the INT8 model is not judged"
 KEPT = 2**28
 """The float model stays open during a run where its weights have at most this number of bytes."""
 
@@ -45,6 +49,7 @@ class Reference:
         source: The data; random inputs where none are given, None where the model runs on none.
         loads: What is timed.
         notes: The differences between `model` and the user's model, and remarks on the data.
+        random: Whether the outputs are so random that they judge no model.
     """
 
     model: ModelSource
@@ -53,6 +58,7 @@ class Reference:
     source: Source | None
     loads: tuple[Load, ...]
     notes: Sequence[str]
+    random: bool = False
 
 
 def open_reference(
@@ -76,7 +82,19 @@ def open_reference(
     opened = sessions_of(model, weights)
     source, loads, remarks = open_data(opened, data, options, weights)
     timed = opened if runtime is STOCK else tried(sessions_of(model, weights, runtime), loads, options.threads)
-    return Reference(model, opened, timed, source, loads, [*notes, *remarks])
+    found = Reference(model, opened, timed, source, loads, [*notes, *remarks])
+    return found if data is None else _with_randomness(found, original)
+
+
+def _with_randomness(reference: Reference, original: ir.Model) -> Reference:
+    """Return a reference that knows how random its outputs are. A note is logged: long work begins behind this step."""
+    assert reference.source is not None  # it is the user's
+    found = randomness(original, partial(reference.opened.runner, 1), next(iter(reference.source)).feed)
+    if found is None:
+        return reference
+    note = f"{found.note}; {NOT_JUDGED}" if found.hides_noise else found.note
+    logging.getLogger("requant").warning("requant: %s", note)
+    return replace(reference, notes=[*reference.notes, note], random=found.hides_noise)
 
 
 def reference_of(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSource, list[str]]:

@@ -443,3 +443,37 @@ def test_corrections_run_on_one_thread(tmp_path: Path, monkeypatch: pytest.Monke
     quantize_model(SAMPLE_MODELS / "digits.onnx", f"{SAMPLE_MODELS}/digits.npz:calib", tmp_path / "out.onnx", options)
     assert threads
     assert set(threads) == {1}
+
+
+SELECTING = """<ir_version: 8, opset_import: ["" : 17]> net (float[256, 16] x) => (float[M, 16] y) {
+    h = MatMul(x, w)
+    first = Slice(h, zero, one, one)  above = Greater(first, nothing)  rows = Squeeze(above, one)
+    found = NonZero(rows)  picked = Squeeze(found, zero)
+    some = Gather(h, picked)
+    y = MatMul(some, v)
+}"""
+
+
+def test_layers_behind_lengths_that_differ_in_int8_are_left_alone(
+    tmp_path: Path, int8_wins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding moves a few values over the threshold: the second product has other rows than in float."""
+    walked, made = [], walking._layer
+
+    def layer(visit: Any, *others: Any) -> Layer:
+        walked.append(str(visit.node.inputs[1].name))
+        return made(visit, *others)
+
+    monkeypatch.setattr(walking, "_layer", layer)
+    proto = onnx.parser.parse_model(SELECTING)
+    rng = np.random.default_rng(0)
+    matrices = {name: rng.standard_normal((16, 16)).astype(np.float32) for name in "wv"}
+    constants = {"zero": np.array([0]), "one": np.array([1]), "nothing": np.float32(0), **matrices}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items())
+    onnx.save(proto, tmp_path / "m.onnx")
+    feeds = [{"x": rng.standard_normal((256, 16)).astype(np.float32)} for _ in range(16)]
+    options = Options(place="rules", force_int8=True, corrections=("rounding",), seconds=0.01)
+    found = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", options)
+    assert found.accuracy.other_lengths
+    assert found.int8_nodes >= 2
+    assert walked == ["w"]
