@@ -349,7 +349,7 @@ def test_workers_end_with_the_command(tmp_path: Path, sent: int, code: int) -> N
 def test_an_interrupt_waits_until_the_workers_have_started(start: Callable[[str], subprocess.Popen[str]]) -> None:
     process = start("""
     import concurrent.futures.process as library
-    from requant.calibration.executors import executor_named
+    from requant.calibration.runs.executors import executor_named
     begin = library._ExecutorManagerThread.start
     def interrupted(thread):
         os.kill(os.getpid(), signal.SIGINT)

@@ -249,7 +249,7 @@ def main(model, data):
         seen = observe(model, ("x", "c", "y"), source, histogram=True, channel_axis={"x": 1, "c": 1},
                        execution=Execution(executor=client.get_executor()), progress=progress)
     assert killed
-    from requant.calibration.records import observations_to_json
+    from requant.calibration.range_files.records import observations_to_json
     import json
     print(json.dumps(observations_to_json(seen)))
 
@@ -290,7 +290,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the backgro
 from pathlib import Path
 import numpy as np
 from requant.calibration import Execution, checkpoint, input_specs, observe, open_session, open_source
-from requant.calibration.records import observations_to_json
+from requant.calibration.range_files.records import observations_to_json
 import json
 
 checkpoint.SECONDS, checkpoint.SHARE = 0.0, 1e9  # after every piece
