@@ -289,7 +289,8 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without
 from pathlib import Path
 import numpy as np
-from requant.calibration import Execution, checkpoint, input_specs, observe, open_session, open_source
+from requant.calibration import Execution, input_specs, observe, open_session, open_source
+from requant.calibration.runs import checkpoint
 from requant.calibration.range_files.records import observations_to_json
 import json
 
