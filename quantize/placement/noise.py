@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -135,13 +135,25 @@ class Noises:
         roots = set(plan.observed) - unrounded(plan, self.absorbers)
         return {part for root in roots for part in self._rounded(plan, root)}
 
-    def raised(self, plan: Plan, quiet: Plan, factor: float) -> Noises:
-        """Return noises in which all that `plan` rounds, and `quiet` does not, counts `factor` times.
+    def raised_to(self, noise: float, plan: Plan, quiet: Sequence[Plan]) -> Noises:
+        """Return noises by which a plan has a noise: what it rounds, and the plans `quiet` do not, counts more.
+
+        The noises are returned as they are if the plan has that noise, or rounds nothing that the others do not.
+        """
+        found = self.of_plan(plan)
+        own = self._times(plan, quiet, 2.0).of_plan(plan) - found
+        return self._times(plan, quiet, 1 + (noise - found) / own) if noise > found and own > 0 else self
+
+    def _times(self, plan: Plan, quiet: Sequence[Plan], factor: float) -> Noises:
+        """Return noises in which all that `plan` rounds, and no plan of `quiet` does, counts `factor` times.
 
         That are tensors in uint8, weights in int8, and the inputs of products from float to float.
         """
-        units = [unit for unit in plan.units if plan.impl(unit).int8 and not quiet.impl(unit).int8]
-        rounded = {self._known(each) for each in self._rounded_by(plan) - self._rounded_by(quiet)}
+        units = [
+            unit for unit in plan.units if plan.impl(unit).int8 and not any(each.impl(unit).int8 for each in quiet)
+        ]
+        others = set[str]().union(*map(self._rounded_by, quiet))
+        rounded = {self._known(each) for each in self._rounded_by(plan) - others}
         read = {plan.impl(unit): {tensor for each in units for tensor in each.rounded} for unit in units}
         return replace(
             self,

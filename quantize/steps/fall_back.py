@@ -29,7 +29,8 @@ HALVINGS = 5  # of a range of prices or noises, on a logarithmic scale
 PROFILES = 3  # plans of a round that are profiled at most; each gives costs for the next one
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
-NEAR = 2.0  # a plan with half of the noise that is allowed, or of the noise of one that misses, ends the search
+NEAR = 2.0  # a plan that misses the promise with at most this many times the noise of one that keeps it ends the search
+ENOUGH = 0.7  # of the noise that is allowed: a plan that has as much ends the search
 FASTER = 0.97  # the most that a plan takes of the time of one with less noise, else that one is better
 LEAST_SHARE = 1e-6  # of the float model's time: what a unit takes at least, where the plan with it is not slower
 FEW = 4  # native units that are timed against the runtime's operators; more of them gain together
@@ -134,7 +135,7 @@ def _fastest_accepted(
             best = _Accepted(candidate, tried, max(excess, 1 / STEP))
         else:
             missed = (*missed, _Missed(found, min(excess, STEP)))
-        if best and (best.excess >= 1 / NEAR or missed[-1].excess <= NEAR * best.excess):
+        if best and (best.excess >= ENOUGH or missed[-1].excess <= NEAR * best.excess):
             break
     return plans, best, missed
 
@@ -148,21 +149,18 @@ def _learned(noises: Noises, best: _Accepted, missed: Sequence[_Missed]) -> Nois
     """Return noises that explain how much the models missed the promise by.
 
     Errors of layer upon layer may add up to much more than the sum of the noises alone. The models are taken from the
-    one with the least excess on. What a model rounds, and the one before it does not, counts as often as its measured
-    noise needs.
+    one with the least excess on. What a model rounds, and those before it do not, counts as often as its measured noise
+    needs.
 
     Args:
         noises: The noises of tensors and weights alone.
         best: A model that keeps the promise.
         missed: The plans whose models miss it.
     """
-    allowed = _allowed(noises, best)
-    quiet, least = best.candidate.plan, best.excess
-    for plan, excess in sorted(((each.plan, each.excess) for each in missed), key=lambda row: row[1]):
-        added, estimated = (excess - least) * allowed, noises.of_plan(plan) - noises.of_plan(quiet)
-        if added > estimated > 0:
-            noises = noises.raised(plan, quiet, added / estimated)
-        quiet, least = plan, excess
+    allowed, quiet = _allowed(noises, best), [best.candidate.plan]
+    for each in sorted(missed, key=lambda row: row.excess):
+        noises = noises.raised_to(each.excess * allowed, each.plan, quiet)
+        quiet.append(each.plan)
     return noises
 
 
@@ -197,8 +195,8 @@ def _with_plan_between(
 ) -> _Accepted:
     """Return a model between one that keeps the promise and the last that misses it, if it is faster and keeps it too.
 
-    Its plan is the first one, from the end that misses the promise on, whose noise is allowed; without one the plan in
-    the middle. Where the plan is not faster, the one in the middle before it is tried, and so on.
+    Its plan is the one with the least time whose noise is allowed. Without one it is the plan in the middle; where that
+    is not faster, the one in the middle before it is tried, and so on.
 
     Args:
         job: The job.
@@ -211,7 +209,9 @@ def _with_plan_between(
     job.progress(RELIEF, ROUNDS, ROUNDS + BETWEEN)
     path = _plans_between(plans.with_noises(noises), noises.of_plan, missed[-1].plan, best.candidate.plan)
     learned, limit = _learned(noises, best, missed), MARGIN * _allowed(noises, best)
-    at = next((index for index, plan in enumerate(path) if learned.of_plan(plan) <= limit), len(path) // 2)
+    allowed = [plan for plan in path if learned.of_plan(plan) <= limit]
+    path = [min(allowed, key=plans.share)] if allowed else path
+    at = len(path) // 2
     while path and not _is_faster(plans, path[at], best.candidate):
         path = path[:at]
         at //= 2

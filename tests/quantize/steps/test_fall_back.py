@@ -308,3 +308,13 @@ def test_a_unit_that_costs_much_time_stays_int8_where_others_are_noisier_togethe
     found = accepted_plan(monkeypatch, Priced(times, times, alone), 10.0, "", alone, together, 0.0)
     assert found is not None
     assert floats_in(found) in ("ad", "bd", "a", "b")
+
+
+def test_what_a_model_that_keeps_the_promise_rounds_counts_as_before() -> None:
+    """Also where a model that misses the promise has other units in int8, and another one all of them."""
+    noises, accuracy = Noises(weights={"a": 0.1, "b": 0.1, "c": 0.2, "d": 0.1}), None
+    best = fall_back._Accepted(model(int8("a")), cast("Any", accuracy), excess=0.5)
+    missed = [fall_back._Missed(int8("bc"), 4.0), fall_back._Missed(int8("abcd"), 9.0)]
+    found = fall_back._learned(noises, best, missed)
+    assert found.weights == pytest.approx({"a": 0.1, "b": 0.8 / 3, "c": 1.6 / 3, "d": 0.9})
+    assert [found.of_plan(int8(each)) for each in ("a", "bc", "abcd")] == pytest.approx([0.1, 0.8, 1.8])
