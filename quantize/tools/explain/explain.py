@@ -211,7 +211,7 @@ def explain_model(
             matched,
             reasons,
             references,
-            rest=_rest_reasons(ran) if runtime is STOCK else {},
+            rest=_rest_reasons(ran, nodes) if runtime is STOCK else {},
             exact=total == EXACT,
         ),
     )
@@ -255,10 +255,10 @@ def _reasons(
     }
 
 
-def _rest_reasons(ran: Sequence[Kernel]) -> dict[str, str]:
+def _rest_reasons(ran: Sequence[Kernel], nodes: Mapping[str, ir.Node]) -> dict[str, str]:
     """Return why kernels that are no products ran in float, by executed node; native operators are not among them."""
     return {
-        kernel.run.node: why_rest_float(called(kernel), kernel.run.domain)
+        kernel.run.node: why_rest_float(called(kernel), kernel.run.domain, nodes.get(kernel.node or ""))
         for kernel in ran
         if kernel.kind == "rest" and kernel.precision == "float32" and kernel.run.domain != NATIVE_DOMAIN
     }

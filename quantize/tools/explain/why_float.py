@@ -10,8 +10,10 @@ import onnx_ir as ir
 
 from .... import NATIVE_DOMAIN
 from ....transforms.graphs.queries import constant, made_by, producer_of
-from ....transforms.int8.ops import OPS, float_reason
+from ....transforms.int8.ops import OPS, float_reason, only_moves
+from ....transforms.patterns.conv_transposes import has_whole_strides
 from ....transforms.patterns.elementwise import clip_bounds
+from ....transforms.patterns.resizes import SCALES, SIZES
 
 QUANTIZED = frozenset(
     "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QGemm ConvInteger MatMulInteger "
@@ -19,9 +21,15 @@ QUANTIZED = frozenset(
 )
 ABSORBED = frozenset({"Relu", "Clip"})
 EIGHT_BITS = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
-NO_KERNEL = frozenset("ConvTranspose LSTM GRU RNN Attention MultiHeadAttention Einsum".split())
+NO_KERNEL = frozenset("LSTM GRU RNN Attention MultiHeadAttention Einsum".split())
 """Products that QDQ pairs around them never turn into an integer kernel."""
+TRANSPOSED = "the runtime has no integer kernel for ConvTranspose; {}"
+NATIVE, NOT_NATIVE = (
+    "a native operator of requant computes such a one from uint8 to uint8",
+    "requant's native operator has no such weights, strides, groups or dilations",
+)
 NO_PAIRS = "it has an integer kernel, which needs a DequantizeLinear before it and a QuantizeLinear after it"
+COMPUTED_SIZE = "; its size is computed, and native operators need a constant one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,10 @@ def why_float(model: ir.Model, node: ir.Node, *, ends: bool = True) -> tuple[Obs
         node: The product.
         ends: Whether an integer convolution must end in a QuantizeLinear; in OpenVINO it may write float.
     """
+    if node.op_type == "ConvTranspose":
+        dequantize = _dequantized(node, 1)
+        fits = has_whole_strides(node, constant(node.inputs[1] if dequantize is None else dequantize.inputs[0]))
+        return (_same(TRANSPOSED.format(NATIVE if fits else NOT_NATIVE)),)
     if node.op_type in NO_KERNEL:
         return (_same(f"{node.op_type} has no integer kernel for static ranges"),)
     if not any(other.op_type in QUANTIZED or other.domain == NATIVE_DOMAIN for other in model.graph.all_nodes()):
@@ -63,18 +75,27 @@ def why_float(model: ir.Model, node: ir.Node, *, ends: bool = True) -> tuple[Obs
     return tuple(found) or (_same("the graph fits an integer kernel, but the runtime did not choose it"),)
 
 
-def why_rest_float(op: str, domain: str = "") -> str:
+def why_rest_float(op: str, domain: str = "", node: ir.Node | None = None) -> str:
     """Return why an operator that is no product ran in float.
 
     Args:
         op: The operator that ran.
         domain: Its domain.
+        node: The node of the model that it computes, if it is known: the attributes of a Resize decide its reason.
     """
     name = f"{domain}.{op}" if f"{domain}.{op}" in OPS else op
     row = OPS.get(name)
+    if name == "Resize" and node is not None and node.op_type == "Resize" and only_moves(node):
+        return NO_PAIRS + (COMPUTED_SIZE if _computes_size(node) else "")
     if row is None or not row.u8 or row.why:
         return float_reason(name).text
     return row.slow.text or NO_PAIRS
+
+
+def _computes_size(resize: ir.Node) -> bool:
+    """Whether the scales or the sizes of a Resize are no constants."""
+    given = (value for value in resize.inputs[SCALES : SIZES + 1] if value is not None and value.name)
+    return any(constant(value) is None for value in given)
 
 
 def _same(text: str) -> Obstacle:

@@ -172,7 +172,8 @@ FLOAT = {
         "its input 'x_dq' has 8 scales, one per channel",
     ),
     "per-channel-output": ({"written": SCALES, "after": "Relu"}, "its output 'z' has 8 scales, one per channel"),
-    "transposed": ({"op": "ConvTranspose"}, "ConvTranspose has no integer kernel"),
+    "transposed": ({"op": "ConvTranspose"}, "no integer kernel for ConvTranspose; a native operator of requant"),
+    "transposed-groups": ({"op": "ConvTranspose", "group": 8}, "ConvTranspose; requant's native operator has no such"),
     "matmul-float-weight": ({"op": "MatMul", "held": None}, "its weight 'w' is float"),
     "matmul-relu-zero-point": ({"op": "MatMul", "zero": 128, "after": "Relu"}, "zero point 128 after Relu"),
     "matmul-read-in-float": ({"op": "MatMul", "also_read": "Abs"}, "also read in float, by Abs"),
@@ -419,6 +420,29 @@ def test_rare_operators_in_float_are_not_named() -> None:
     assert why_rest_float("MaxPool").startswith("it has an integer kernel, which needs a DequantizeLinear")
     assert why_rest_float("Resize").startswith("only mode=nearest")
     assert why_rest_float("Sigmoid").startswith("the integer table lookup is slower")
+
+
+RESIZES = {
+    "constant": ("nearest", "c", "it has an integer kernel, which needs a DequantizeLinear before it"),
+    "computed": ("nearest", "n", "; its size is computed, and native operators need a constant one"),
+    "linear": ("linear", "n", "only mode=nearest runs on uint8"),
+}
+
+
+@pytest.mark.parametrize(("mode", "sizes", "reason"), RESIZES.values(), ids=RESIZES)
+def test_the_reason_of_a_resize_is_true_for_it(mode: str, sizes: str, reason: str, tmp_path: Path) -> None:
+    """Three Resize to the nearest pixels were said to interpolate; their sizes were computed."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> net (float[1,8,32,32] x, int64[4] n) => (float[1,8,64,64] y)
+        <int64[4] c = {{1, 8, 64, 64}}> {{
+        [up] y = Resize<mode = "{mode}", coordinate_transformation_mode = "asymmetric">(x, , , {sizes}) }}"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    feed = {"x": np.ones((1, 8, 32, 32), np.float32), "n": np.array([1, 8, 64, 64])}
+    found = explain_model(tmp_path / "m.onnx", [feed], whole=False)
+    (text,) = (cause.text for cause in found.causes if "Resize in float" in cause.text)
+    assert reason in text
+    assert ("computed" in text) is (sizes == "n" and mode == "nearest")
 
 
 def test_what_cannot_be_told_from_rounding_is_no_cause() -> None:
