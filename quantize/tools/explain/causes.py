@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from .... import NATIVE_DOMAIN
 from ....transforms.graphs.queries import producer_of
 from ...runtime.executed import Kernel
 from ...runtime.match import QUANTIZERS, Match
@@ -16,7 +17,7 @@ from .why_float import Obstacle
 
 LEAST_SHARE = 0.005  # ignore causes below 0.5 % of the time
 SLOWER = 1.15  # integer kernels below this multiple of the float kernel's time are not slow: less is noise
-LEAST_FLOAT = 0.02  # operators in float that are no products are not named below 2 % of the time
+LEAST_REST = 0.02  # operators that are no products are not named below 2 % of the time
 TICK = 1.0  # microseconds: the resolution of the profile
 SAVED = {True: 3 / 4, False: 1 / 2}
 """The largest share of a float product's time that integers can save. If integer products are added exactly (True), one
@@ -54,16 +55,18 @@ def causes(
         match: Which kernel computes which node.
         reasons: Why nodes of the model ran in float, by node.
         references: The float kernel for the work of an executed node, by node.
-        rest: Why other operators ran in float, by executed node.
+        rest: Why operators that are no products ran as they did, by executed node.
         exact: Whether the machine adds integer products exactly (`requant.quantize.runtime.isa`).
     """
     total = sum(kernel.run.microseconds for kernel in kernels)
+    slow = tuple(_slow_integers(kernels, references, total))
+    told = {node for cause in slow for node in cause.nodes if cause.microseconds >= LEAST_SHARE * total}
     found = [
         *_conversions(kernels, match, total),
         *_layouts(kernels, total),
         *_float_products(kernels, reasons, total, exact=exact),
-        *_float_rest(kernels, rest, total),
-        *_slow_integers(kernels, references, total),
+        *_rest([kernel for kernel in kernels if kernel.run.node not in told], rest, total),
+        *slow,
         *_unfused(kernels, total),
     ]
     return tuple(sorted((c for c in found if c.microseconds >= LEAST_SHARE * total), key=lambda c: -c.microseconds))
@@ -162,16 +165,24 @@ def _float_products(
         yield _cause(text, group, total, SAVED[exact] * spent)
 
 
-def _float_rest(kernels: Sequence[Kernel], rest: Mapping[str, str], total: float) -> Iterator[Cause]:
-    """Group the other operators in float by operator and by reason, if they take `LEAST_FLOAT` of the time."""
+def _rest(kernels: Sequence[Kernel], rest: Mapping[str, str], total: float) -> Iterator[Cause]:
+    """Group the operators that are no products by operator and by reason, if they take `LEAST_REST` of the time."""
     groups: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         if kernel.run.node in rest and kernel.run.op not in UNFUSED:
-            groups[called(kernel), rest[kernel.run.node]].append(kernel)
-    for (op, why), group in groups.items():
-        if sum(kernel.run.microseconds for kernel in group) >= LEAST_FLOAT * total:
+            groups[_named(kernel), rest[kernel.run.node]].append(kernel)
+    for (name, why), group in groups.items():
+        if sum(kernel.run.microseconds for kernel in group) >= LEAST_REST * total:
             verb = "takes" if len(group) == 1 else "take"
-            yield _cause(f"{len(group)} {op} in float {verb} {{share}} of the time: {_braced(why)}", group, total)
+            yield _cause(f"{len(group)} {name} {verb} {{share}} of the time: {_braced(why)}", group, total)
+
+
+def _named(kernel: Kernel) -> str:
+    """Return the operator and its precision: ``Softmax in float``, ``Transpose on u8``, ``ai.requant.Mul on u8``."""
+    in_float = kernel.precision == "float32"
+    name = called(kernel) if in_float and kernel.run.domain != NATIVE_DOMAIN else kernel.spelled
+    place = "in float" if in_float else f"on {kernel.precision or 'other types'}"
+    return f"{name.removeprefix('com.microsoft.')} {place}"
 
 
 def _braced(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .... import NATIVE_DOMAIN, RequantError
+from .... import RequantError
 from ....calibration.data.samples import Sample
 from ....calibration.data.sources import DataSource
 from ....calibration.model.session import ModelSource
@@ -26,7 +26,7 @@ from ...runtime.random_inputs import generated_source, refusal, runs_on_none
 from ...runtime.runtimes import PLAIN, STOCK, Identity, Setting
 from .causes import Cause, called, causes
 from .float_reference import FloatReference, float_references
-from .why_float import Obstacle, parameters, why_float, why_rest_float
+from .why_float import Obstacle, parameters, why_float, why_rest
 
 TIMES = 10  # runs under the profiler; the time of a kernel is its minimum
 EXACT = 2 * 255 * 127
@@ -256,11 +256,11 @@ def _reasons(
 
 
 def _rest_reasons(ran: Sequence[Kernel], nodes: Mapping[str, ir.Node]) -> dict[str, str]:
-    """Return why kernels that are no products ran in float, by executed node; native operators are not among them."""
+    """Return why kernels that are no products ran as they did, by executed node."""
     return {
-        kernel.run.node: why_rest_float(called(kernel), kernel.run.domain, nodes.get(kernel.node or ""))
+        kernel.run.node: why_rest(kernel, called(kernel), nodes.get(kernel.node or ""))
         for kernel in ran
-        if kernel.kind == "rest" and kernel.precision == "float32" and kernel.run.domain != NATIVE_DOMAIN
+        if kernel.kind == "rest"
     }
 
 

@@ -1,7 +1,8 @@
-"""Why a convolution or a matrix product ran in float: what the graph lacks for an integer kernel."""
+"""Why a product ran in float: what the graph lacks for an integer kernel. Why other kernels take their time."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,15 +12,21 @@ import onnx_ir as ir
 from .... import NATIVE_DOMAIN
 from ....transforms.graphs.queries import constant, made_by, producer_of
 from ....transforms.int8.ops import OPS, float_reason, only_moves
+from ....transforms.int8.reasons import CONTROL_FLOW
 from ....transforms.patterns.conv_transposes import has_whole_strides
 from ....transforms.patterns.elementwise import clip_bounds
 from ....transforms.patterns.resizes import SCALES, SIZES
+from ...runtime.executed import Kernel
 
 QUANTIZED = frozenset(
     "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QGemm ConvInteger MatMulInteger "
     "MatMulIntegerToFloat DynamicQuantizeMatMul QAttention DynamicQuantizeLSTM MatMulNBits".split()
 )
 ABSORBED = frozenset({"Relu", "Clip"})
+MOVERS = frozenset({"Concat", *(op for op, row in OPS.items() if row.kind == "same")})
+"""Operators that only move or select values."""
+INTEGERS = re.compile(r"[us]\d+([·→][us]\d+)*")
+"""The precision of a kernel that reads and writes integers alone."""
 EIGHT_BITS = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
 NO_KERNEL = frozenset("LSTM GRU RNN Attention MultiHeadAttention Einsum".split())
 """Products that QDQ pairs around them never turn into an integer kernel."""
@@ -29,6 +36,10 @@ NATIVE, NOT_NATIVE = (
     "requant's native operator has no such weights, strides, groups or dilations",
 )
 NO_PAIRS = "it has an integer kernel, which needs a DequantizeLinear before it and a QuantizeLinear after it"
+NATIVE_FLOAT = "a native operator computes it"
+MOVES = "it only moves or selects values, which are integers already"
+COMPUTES = "it computes in integers already"
+NO_PRODUCT = "it is no product"
 COMPUTED_SIZE = "; its size is computed, and native operators need a constant one"
 
 
@@ -90,6 +101,24 @@ def why_rest_float(op: str, domain: str = "", node: ir.Node | None = None) -> st
     if row is None or not row.u8 or row.why:
         return float_reason(name).text
     return row.slow.text or NO_PAIRS
+
+
+def why_rest(kernel: Kernel, op: str, node: ir.Node | None) -> str:
+    """Return why a kernel that is no product takes the time it takes.
+
+    Args:
+        kernel: The kernel.
+        op: The operator that ran (`called`).
+        node: The node of the model that it computes, if it is known.
+    """
+    row = OPS.get(op)
+    if kernel.precision == "float32" and kernel.run.domain != NATIVE_DOMAIN:
+        return why_rest_float(op, kernel.run.domain, node)
+    if row is not None and row.why.code == CONTROL_FLOW.code:
+        return row.why.text
+    if not INTEGERS.fullmatch(kernel.precision):
+        return NATIVE_FLOAT if kernel.run.domain == NATIVE_DOMAIN else NO_PRODUCT
+    return MOVES if op in MOVERS else COMPUTES
 
 
 def _computes_size(resize: ir.Node) -> bool:

@@ -35,7 +35,7 @@ from requant.quantize.tools.explain.float_reference import (
     float_references,
     timed,
 )
-from requant.quantize.tools.explain.why_float import Obstacle, why_rest_float
+from requant.quantize.tools.explain.why_float import Obstacle, why_rest, why_rest_float
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
 DIGITS = SAMPLE_MODELS / "digits.onnx"
@@ -351,9 +351,12 @@ def test_what_is_constant_is_folded(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- causes
 
 
-def kernel(op: str, microseconds: float, *, kind: Any = "rest", node: str | None = None, macs: int = 0) -> Kernel:
-    run = KernelRun(node or op, "", op, microseconds, macs, ((1, 8),), ((1, 8),), ("uint8",), ("uint8",))
-    return Kernel(run, kind, node or op, op, (), "", "u8", None)
+def kernel(
+    op: str, microseconds: float, *, kind: Any = "rest", node: str | None = None, macs: int = 0, precision: str = "u8"
+) -> Kernel:
+    domain, _, name = op.rpartition(".")
+    run = KernelRun(node or op, domain, name, microseconds, macs, ((1, 8),), ((1, 8),), ("uint8",), ("uint8",))
+    return Kernel(run, kind, node or op, name, (), "", precision, None)
 
 
 NOTHING = Match({}, frozenset(), {}, {}, frozenset())
@@ -411,7 +414,10 @@ def test_operators_in_float_that_take_most_of_the_time_are_named(tmp_path: Path)
 
 
 def test_rare_operators_in_float_are_not_named() -> None:
-    ran = [kernel("Softmax", 30.0), kernel("Neg", 10.0), kernel("QLinearAdd", 960.0)]
+    ran = [
+        *(kernel(op, time, precision="float32") for op, time in (("Softmax", 30.0), ("Neg", 10.0))),
+        kernel("QLinearConv", 960.0, kind="compute"),
+    ]
     why = {name: why_rest_float(name) for name in ("Softmax", "Neg")}
     (found,) = causes(ran, NOTHING, {}, {}, rest=why, exact=True)
     assert found.text == (
@@ -420,6 +426,52 @@ def test_rare_operators_in_float_are_not_named() -> None:
     assert why_rest_float("MaxPool").startswith("it has an integer kernel, which needs a DequantizeLinear")
     assert why_rest_float("Resize").startswith("only mode=nearest")
     assert why_rest_float("Sigmoid").startswith("the integer table lookup is slower")
+
+
+REST = {
+    "a mover": (kernel("Transpose", 1.0), "Transpose", "it only moves or selects values, which are integers already"),
+    "a native mover": (kernel("ai.requant.Concat", 1.0), "Concat", "it only moves or selects values"),
+    "indices": (kernel("Gather", 1.0, precision="s64"), "Gather", "it only moves or selects values"),
+    "a sum": (kernel("com.microsoft.QLinearAdd", 1.0), "Add", "it computes in integers already"),
+    "a Cast": (kernel("Cast", 1.0, precision="s32→f32"), "Cast", "it is no product"),
+    "float": (kernel("Neg", 1.0, precision="float32"), "Neg", "the runtime has no integer kernel for Neg"),
+    "native float": (
+        kernel("ai.requant.Normalization", 1.0, precision="float32"),
+        "Normalization",
+        "a native operator",
+    ),
+    "a loop": (kernel("Loop", 1.0, precision="s64→f32"), "Loop", "control flow runs in float"),
+}
+
+
+@pytest.mark.parametrize(("given", "op", "reason"), REST.values(), ids=REST)
+def test_every_kernel_that_is_no_product_has_a_reason(given: Kernel, op: str, reason: str) -> None:
+    assert why_rest(given, op, None).startswith(reason)
+
+
+def test_a_uint8_tensor_that_is_moved_for_long_is_named(tmp_path: Path) -> None:
+    """A Transpose of a pixel unshuffle took 16 % of a detector's time, and no cause named it."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> net (uint8[1,3,64,2,64,2] x) => (uint8[1,3,2,2,64,64] y) {
+        [unshuffle] y = Transpose<perm = [0, 1, 3, 5, 2, 4]>(x) }"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    feed = {"x": np.ones((1, 3, 64, 2, 64, 2), np.uint8)}
+    found = explain_model(tmp_path / "m.onnx", [feed])
+    assert [(cause.text, cause.nodes) for cause in found.causes] == [
+        (
+            "1 Transpose on u8 takes 100% of the time: it only moves or selects values, which are integers already",
+            ("unshuffle",),
+        )
+    ]
+
+
+def test_a_slow_integer_kernel_is_named_once() -> None:
+    ran, reference = [kernel("QLinearSoftmax", 100.0)], FloatReference(10.0, "QLinearSoftmax on 8-bit tensors")
+    (slow,) = causes(ran, NOTHING, {}, {"QLinearSoftmax": reference}, rest={"QLinearSoftmax": "why"}, exact=True)
+    assert "10.0x the time of the float kernel" in slow.text
+    (other,) = causes(ran, NOTHING, {}, {}, rest={"QLinearSoftmax": "why"}, exact=True)
+    assert other.text == "1 QLinearSoftmax on u8 takes 100% of the time: why"
 
 
 RESIZES = {
