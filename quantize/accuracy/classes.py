@@ -38,6 +38,9 @@ ROWS = 2
 ONE_CLASS = 0.98
 """Rows are no scores per class if more than this share of them has the same greatest value, unless they are
 probabilities or have labels: a regression of several quantities has one that is always the greatest."""
+FLOOR = -0.375
+"""The least value of a HardSwish. That of a GELU is -0.17, of a SiLU -0.28, of a Mish -0.31: rows behind one of them
+are never below this, and logits are."""
 SATURATED = 1e-4
 """Probabilities are saturated if p(class) is less than this below 1, on average: all of them are nearly 0 or 1."""
 ENOUGH = 600
@@ -305,14 +308,15 @@ class Tally:
         """Whether there are predictions, and evidence for all of them.
 
         Without labels and probabilities, numbers that are never negative and exceed 1 are amounts: a regression of
-        several quantities, or an embedding behind a Relu. Logits have both signs. Where one class is nearly always the
-        greatest, or the columns of all heads differ more than the items (`FIXED`), they are coordinates or measures.
+        several quantities, or an embedding behind a Relu; so are many rows that are never below `FLOOR`, an embedding
+        behind a GELU. Logits have both signs. Where one class is nearly always the greatest, or the columns of all
+        heads differ more than the items (`FIXED`), they are coordinates or measures.
         """
         most, (low, high) = max(self.seen.values(), default=0), self.span
         many = self.predictions >= FEWEST * max(len(self.widths), 1)
         fixed = many and all(each.share > FIXED for each in self.columns.values())
         one = self.predictions >= FEWEST and most > ONE_CLASS * self.predictions
-        amounts = low >= 0 and high > 1 + UNIT
+        amounts = low >= (FLOOR if many else 0) and high > 1 + UNIT
         return self.evident and self.predictions > 0 and (self.sound or not (one or amounts or fixed))
 
     @property

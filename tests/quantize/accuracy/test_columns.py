@@ -67,6 +67,31 @@ def test_two_outputs_of_landmarks_are_no_heads_of_classes() -> None:
     assert promise(found).judge == "SQNR"
 
 
+def gated(x: Array, of: str) -> Array:
+    """Return an embedding: rows behind an activation."""
+    inner = np.clip(x / 6 + 0.5, 0, 1) if of == "HardSwish" else 1 / (1 + np.exp(-x * (1.702 if of == "Gelu" else 1)))
+    return (x * inner).astype(np.float32)
+
+
+@pytest.mark.parametrize("of", ["Gelu", "Silu", "HardSwish"])
+@pytest.mark.parametrize("count", [FEWEST - 1, FEWEST])
+def test_an_embedding_behind_an_activation_is_judged_by_sqnr(of: str, count: int) -> None:
+    """Its rows are far from chance when read as logits: the headline counted 0 of 48 changed answers."""
+    rows = gated(logits(count, classes=32), of)
+    assert rows.min() < 0
+    found = compared(*items(s=logits(count, classes=1)[:, 0], z=rows))
+    many = count >= FEWEST
+    assert found.class_output == ("" if many else "z")
+    assert promise(found).judge == "SQNR" if many else found.scores is not None
+    assert answers_lost(found, "here").startswith("SQNR") or not many
+
+
+def test_logits_of_many_items_go_below_any_activation() -> None:
+    rows = gated(logits(FEWEST, classes=32), "HardSwish")
+    rows[3, 5] = -0.4
+    assert compared(*items(z=rows)).class_output == "z"
+
+
 def test_logits_are_scores_per_class() -> None:
     found = compared(*items(y=logits(32)))
     assert found.class_output == "y"
