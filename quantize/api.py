@@ -48,7 +48,7 @@ def quantize_model(
     compare it with the original on samples that gave no ranges. Where INT8 misses the promise of accuracy (`promise`),
     units become float until it keeps it. Where INT8 still misses it, or is not faster on this machine (`WORTHWHILE`),
     the float model is written, simplified unless that makes it slower, and `Result.why_not` says why, unless
-    ``force_int8`` is set.
+    ``force_int8`` is set. The time of a portable model decides nothing.
 
     Args:
         model: Path of the float model.

@@ -29,7 +29,8 @@ def quantize(model: Path, output: Path, values: dict[str, Any], as_json: bool) -
     requant quantize model.onnx --data calib.npz -o model_int8.onnx
 
     If INT8 is not faster on this machine, or ruins the outputs, the simplified float model is written and the exit
-    code is 1. Without data (--dynamic), INT8 is written whatever its time: the lengths of random inputs are invented.
+    code is 1. INT8 is written whatever its time with --portable, because the time on other runtimes is unknown, and
+    without data (--dynamic), because the lengths of random inputs are invented.
     """
     from ..project.request import Request
 

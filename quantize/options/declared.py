@@ -226,7 +226,10 @@ INT8 = (
     replace(RUNTIME, choices=(*RUNTIMES, AUTO)),
     PRECISION,
     Option(
-        "portable", Kind.FLAG, "For other runtimes too, such as OpenVINO: standard operators, placed by rules.", "speed"
+        "portable",
+        Kind.FLAG,
+        "For other runtimes too, such as OpenVINO: standard operators, placed by rules; its time decides nothing.",
+        "speed",
     ),
     Option(
         "costs",

@@ -21,6 +21,8 @@ from requant.quantize.placement.facts import facts_of
 from requant.quantize.placement.rules import choose_by
 from requant.transforms.int8.plan import Impl
 
+from ...conftest import SetLatency
+
 # All that ONNX Runtime's kernels want otherwise: a first convolution of three channels, a gate, branches that meet, a
 # Gemm whose Relu writes float, and a depthwise convolution.
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -61,6 +63,23 @@ def test_operators_are_standard_and_whole(tmp_path: Path) -> None:
     assert {node.domain for node in found.graph.node} == {""}
     ops = Counter(node.op_type for node in found.graph.node if "Linear" not in node.op_type)
     assert ops == Counter(node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node)
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_the_time_of_a_portable_model_decides_nothing(
+    portable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: SetLatency
+) -> None:
+    """ONNX Runtime is not the runtime that it is for."""
+    set_latency(monkeypatch, float_ms=1.0, int8_ms=1.5)
+    result, found = quantized(tmp_path, portable=portable, place="rules")
+    assert ("int8 gains too little" in result.why_not) is not portable
+    assert (result.int8_nodes > 0) is portable
+    assert any("Linear" in node.op_type for node in found.graph.node) is portable
+
+
+def test_the_help_says_so() -> None:
+    shown = " ".join(CliRunner().invoke(main, ["quantize", "--help"]).output.split())
+    assert "INT8 is written whatever its time with --portable" in shown
 
 
 def test_every_product_reads_integers_and_weights_are_about_zero(tmp_path: Path) -> None:
