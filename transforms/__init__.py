@@ -75,6 +75,7 @@ from . import (
     tensorflow_names,
     unfuse_gates,
     unfuse_operators,
+    unshuffle_to_depth,
     where_to_add,
     widen_floats,
 )
@@ -191,6 +192,7 @@ __all__ = [
     "transform",
     "unfuse_gates",
     "unfuse_operators",
+    "unshuffle_to_depth",
     "verify",
     "where_to_add",
     "widen_floats",

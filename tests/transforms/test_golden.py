@@ -99,6 +99,7 @@ EXPECTED_TRANSFORMS = (
     "where_to_add",
     "unfuse_gates",
     "unfuse_operators",
+    "unshuffle_to_depth",
     "widen_floats",
 )
 
