@@ -99,12 +99,14 @@ def _replace(turn: ir.Node, lengths: Lengths, taken: set[str]) -> None:
         raise LeftAlone("not-float32")
     if found.channels > 1:
         _reorder(found, lengths, taken)
-    attributes = {"blocksize": found.block}
-    made = insert_before(turn, taken, "SpaceToDepth", [found.source], attributes, stem=f"{node_name(turn)}/blocks")
+    name = node_name(turn)
+    made = insert_before(turn, taken, "SpaceToDepth", [found.source], {"blocksize": found.block}, stem=f"{name}/blocks")
     made.type = ir.TensorType(ir.DataType.FLOAT)
     last = found.result.producer()
     replace(found.result, made)
     remove_unread([last])
+    if turn.graph is None and (node := producer_of(made)) is not None:
+        node.name = name  # by which the user knows, and may exclude, the Transpose
 
 
 def _reorder(found: Unshuffle, lengths: Lengths, taken: set[str]) -> None:
