@@ -228,7 +228,7 @@ INT8 = (
     Option(
         "portable",
         Kind.FLAG,
-        "For other runtimes too, such as OpenVINO: standard operators, placed by rules; its time decides nothing.",
+        "For any runtime, such as OpenVINO: standard operators, placed by rules; its time decides nothing.",
         "speed",
     ),
     Option(
