@@ -29,10 +29,10 @@ RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 BLOCKS_FIRST = (0, 1, 3, 5, 2, 4)  # (N, C, H / b, b, W / b, b) as (N, C, b, b, H / b, W / b)
 IMAGE = 4  # axes
 CHANNELS = (1, -3)  # the axis of the channels of an image
-Length: TypeAlias = tuple[Fraction, frozenset[int]]
+Size: TypeAlias = tuple[Fraction, frozenset[int]]
 """A length: a number, and the axes of an image, of free lengths, with which it is multiplied."""
 FIXED: frozenset[int] = frozenset()
-ONE: Length = (Fraction(1), FIXED)
+ONE: Size = (Fraction(1), FIXED)
 
 
 class Unshuffle(NamedTuple):
@@ -159,7 +159,7 @@ def _unshuffle_of(turn: ir.Node, lengths: Lengths) -> Unshuffle | None:
     return None
 
 
-def _block_of(image: Sequence[Length], split: Sequence[Length] | None) -> int | None:
+def _block_of(image: Sequence[Size], split: Sequence[Size] | None) -> int | None:
     """Return the rows of the blocks into which the axes of an image are split; None for another split."""
     if split is None or len(split) != len(BLOCKS_FIRST) or split[3][1] or split[3][0].denominator > 1:
         return None
@@ -167,14 +167,14 @@ def _block_of(image: Sequence[Length], split: Sequence[Length] | None) -> int | 
     return block if block > 1 and split == _split(image, block) else None
 
 
-def _split(image: Sequence[Length], block: int) -> list[Length]:
+def _split(image: Sequence[Size], block: int) -> list[Size]:
     """Return the lengths (N, C, H / b, b, W / b, b) for an image (N, C, H, W)."""
     many, channels, rows, columns = image
     side = (Fraction(block), FIXED)
     return [many, channels, (rows[0] / block, rows[1]), side, (columns[0] / block, columns[1]), side]
 
 
-def _result_of(turn: ir.Node, image: Sequence[Length], block: int) -> ir.Value | None:
+def _result_of(turn: ir.Node, image: Sequence[Size], block: int) -> ir.Value | None:
     """Return the tensor (N, C * b * b, H / b, W / b) that reshapes make of a Transpose of the pixels of an image.
 
     None if there is none, or if other nodes read a tensor in between.
@@ -191,9 +191,9 @@ def _result_of(turn: ir.Node, image: Sequence[Length], block: int) -> ir.Value |
     return None
 
 
-def _reshaped(axes: Sequence[Length], nodes: Sequence[ir.Node]) -> list[Length] | None:
+def _reshaped(axes: Sequence[Size], nodes: Sequence[ir.Node]) -> list[Size] | None:
     """Return the lengths of a tensor with the lengths `axes` behind reshapes; None if they are not known."""
-    found: list[Length] | None = [*axes]
+    found: list[Size] | None = [*axes]
     for node in nodes:
         numbers = integers_of(node.inputs[1]) if node.op_type == "Reshape" and len(node.inputs) > 1 else axes_of(node)
         if not numbers or found is None:
@@ -207,7 +207,7 @@ def _reshaped(axes: Sequence[Length], nodes: Sequence[ir.Node]) -> list[Length] 
     return found
 
 
-def _to_target(axes: Sequence[Length], target: Sequence[int], *, keeps: bool) -> list[Length] | None:
+def _to_target(axes: Sequence[Size], target: Sequence[int], *, keeps: bool) -> list[Size] | None:
     """Return the lengths behind a Reshape with this target; None if they are not known.
 
     Args:
@@ -227,19 +227,19 @@ def _to_target(axes: Sequence[Length], target: Sequence[int], *, keeps: bool) ->
     return found
 
 
-def _product(axes: Sequence[Length]) -> Fraction:
+def _product(axes: Sequence[Size]) -> Fraction:
     """Return the product of the numbers of lengths."""
     return prod((number for number, _ in axes), start=Fraction(1))
 
 
-def _without(axes: Sequence[Length], gone: set[int]) -> list[Length] | None:
+def _without(axes: Sequence[Size], gone: set[int]) -> list[Size] | None:
     """Return lengths without those at some places; None if one of these is not 1."""
     if any(axes[axis] != ONE for axis in gone):
         return None
     return [length for axis, length in enumerate(axes) if axis not in gone]
 
 
-def _with_ones(axes: Sequence[Length], new: set[int]) -> list[Length]:
+def _with_ones(axes: Sequence[Size], new: set[int]) -> list[Size]:
     """Return lengths with a 1 at some places of the result."""
     rest = iter(axes)
     return [ONE if axis in new else next(rest) for axis in range(len(axes) + len(new))]

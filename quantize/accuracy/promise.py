@@ -219,9 +219,8 @@ def is_sure(accuracy: Accuracy) -> bool:
 def _of_drop(judge: str, kept: bool, text: str, drop: float) -> Promise:
     """Return the judgement of a drop. Noise of twice the amplitude changes about twice as many classes."""
     ratio = drop / POINTS
-    return Promise(
-        judge, kept, text, ratio * amplitude(LEAST_DB), min(ratio, 1.0) ** 2 if kept else max(ratio, 1.0) ** 2
-    )
+    excess = (min(ratio, 1.0) if kept else max(ratio, 1.0)) ** 2
+    return Promise(judge, kept, text, ratio * amplitude(LEAST_DB), excess)
 
 
 def _by_divergence(nats: float) -> Promise:

@@ -141,13 +141,13 @@ class Noises:
         The noises are returned as they are if the plan has that noise, or rounds nothing that the others do not.
         """
         found = self.of_plan(plan)
-        own = self._times(plan, quiet, 2.0).of_plan(plan) - found
-        return self._times(plan, quiet, 1 + (noise - found) / own) if noise > found and own > 0 else self
+        own = self._with_factor(plan, quiet, 2.0).of_plan(plan) - found  # the noise of what this plan alone rounds
+        return self._with_factor(plan, quiet, 1 + (noise - found) / own) if noise > found and own > 0 else self
 
-    def _times(self, plan: Plan, quiet: Sequence[Plan], factor: float) -> Noises:
+    def _with_factor(self, plan: Plan, quiet: Sequence[Plan], factor: float) -> Noises:
         """Return noises in which all that `plan` rounds, and no plan of `quiet` does, counts `factor` times.
 
-        That are tensors in uint8, weights in int8, and the inputs of products from float to float.
+        This includes tensors in uint8, weights in int8, and the inputs of products from float to float.
         """
         units = [
             unit for unit in plan.units if plan.impl(unit).int8 and not any(each.impl(unit).int8 for each in quiet)

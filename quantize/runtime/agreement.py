@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from ...calibration.data.sources import Source
 from ...calibration.model.session import Feed
 from ...transforms.graphs.queries import computing_nodes
 from .inputs import repeated
-from .loads import COMPARED, Load, shapes_text
+from .loads import Load, by_size, shapes_text
 from .runtimes import LoadedModel
 
 SIZED_BY_DATA = ("Loop", "NonZero", "NonMaxSuppression", "Unique", "Compress")
@@ -79,7 +78,7 @@ def _size(value: Any) -> int:
 
 def _from_the_middle(source: Source) -> Iterator[Sample]:
     """Yield the first samples of a source, those of a middle size first."""
-    samples = sorted(islice(source, COMPARED), key=lambda each: sum(array.size for array in each.feed.values()))
+    samples = by_size(source)
     middle = (len(samples) - 1) / 2
     places = sorted(range(len(samples)), key=lambda place: math.fabs(place - middle))
     return (samples[place] for place in places)

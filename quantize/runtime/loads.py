@@ -68,9 +68,13 @@ def _of_middle_size(source: Source) -> Feed | None:
     """Return the sample of the middle size among the first ones; None if the sizes are fixed or a state is carried."""
     if source.links or not any(map(_is_open, source.inputs)):
         return None
-    feeds = [sample.feed for sample in islice(source, COMPARED)]
-    feeds.sort(key=lambda feed: sum(array.size for array in feed.values()))
-    return feeds[(len(feeds) - 1) // 2] if feeds else None
+    samples = by_size(source)
+    return samples[(len(samples) - 1) // 2].feed if samples else None
+
+
+def by_size(source: Source) -> list[Sample]:
+    """Return the first samples of a source, at most `COMPARED`, the smallest one first."""
+    return sorted(islice(source, COMPARED), key=lambda each: sum(array.size for array in each.feed.values()))
 
 
 def _is_open(spec: InputSpec) -> bool:

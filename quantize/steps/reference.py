@@ -88,8 +88,7 @@ def open_reference(
 
 def _with_randomness(reference: Reference, original: ir.Model) -> Reference:
     """Return a reference that knows how random its outputs are. A note is logged: long work begins behind this step."""
-    assert reference.source is not None  # it is the user's
-    found = randomness(original, partial(reference.opened.runner, 1), next(iter(reference.source)).feed)
+    found = randomness(original, partial(reference.opened.runner, 1), reference.loads[0].feed)
     if found is None:
         return reference
     note = f"{found.note}; {NOT_JUDGED}" if found.hides_noise else found.note

@@ -164,7 +164,7 @@ def shapes_read(node: ir.Node) -> tuple[ir.Value | None, ir.Value] | None:
     usual = usual and node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
     # With int8, ONNX Runtime runs SpaceToDepth and the convolution in float.
     usual = usual and zero is not None and zero.dtype == ir.DataType.UINT8
-    if not usual or integers is None or len(integers.shape) != 4 or int(integers.shape[1]) > THIN:  # type: ignore[arg-type]
+    if not usual or integers is None or len(integers.shape) != 4 or integers.shape.numpy()[1] > THIN:
         return None
     origin = producer_of(dq.inputs[0])
     source = origin.inputs[0] if origin is not None and origin.op_type == "QuantizeLinear" else None
@@ -182,7 +182,7 @@ def _packed_taps(node: ir.Node, weights: ir.Node, values: Mapping[str, ir.Value]
         return None
     before, after = ([axis for axis in tuple(shape or ())[-3:] if isinstance(axis, int)] for shape in shapes)
     pads = list(node.attributes.get_ints("pads", (0, 0, 0, 0)))
-    kernel = [int(axis) for axis in integers.shape[2:]]  # type: ignore[arg-type]
+    kernel = integers.shape.numpy()[2:]
     if len(before) < 3 or len(after) < 3 or before[0] > THIN or any(side % BLOCK for side in before[1:]):
         return None
     if any(side < BLOCK for side in before[1:]) or min(kernel) < BLOCK or before[0] != integers.shape[1]:
