@@ -76,6 +76,16 @@ def _deviations(text: str) -> tuple[float, ...]:
     return tuple(positive(part) for part in text.split(","))
 
 
+def _divisor(text: str) -> float:
+    """Read what divides the pixels, and name it where the factor is written: ``1/255``, ``0.0039``."""
+    above, slash, below = text.partition("/")
+    value = positive(f"{positive(above) / positive(below)}") if slash else positive(above)
+    if value >= 1:
+        return value
+    divisor = min((BYTE, BYTE / 2, round(1 / value)), key=lambda known: abs(1 / value - known))
+    raise ValueError(f": write scale={divisor if abs(1 / value - divisor) < divisor / 100 else 1 / value:g}")
+
+
 KEYS: Mapping[str, Key] = {
     "resize": Key(_side_or_size, "the length of the short side, or HEIGHTxWIDTH"),
     "pad": Key(_size, "a length, or HEIGHTxWIDTH"),
@@ -84,7 +94,7 @@ KEYS: Mapping[str, Key] = {
     "crop": Key(_size, "a length, or HEIGHTxWIDTH"),
     "filter": one_of(FILTERS),
     "order": one_of(tuple(ORDERS)),
-    "scale": Key(positive, "a number above 0"),
+    "scale": Key(_divisor, "what divides the pixels, at least 1"),
     "mean": Key(numbers, "numbers, one or one per channel"),
     "std": Key(_deviations, "numbers above 0, one or one per channel"),
     "layout": one_of(tuple(LAYOUTS)),

@@ -134,7 +134,7 @@ def test_pad_keeps_the_ratio(tmp_path: Path) -> None:
 SIZES = st.tuples(st.integers(8, 300), st.integers(8, 300))
 PER_CHANNEL = st.lists(st.floats(0, 1), min_size=3, max_size=3).map(tuple)
 SETTINGS = st.fixed_dictionaries(
-    {"scale": st.floats(1 / 255, 255), "filter": st.sampled_from(images.FILTERS)},
+    {"scale": st.floats(1, 255), "filter": st.sampled_from(images.FILTERS)},
     optional={
         "order": st.sampled_from(["rgb", "bgr"]),
         "mean": PER_CHANNEL,
@@ -310,7 +310,12 @@ NCHW = spec("N", 3, 224, 224)
         ("mean=a", NCHW, r"mean=a: expected numbers, one or one per channel"),
         ("mean=nan", NCHW, r"mean=nan: expected numbers"),
         ("std=1,0,1", NCHW, r"std=1,0,1: expected numbers above 0"),
-        ("scale=0", NCHW, r"scale=0: expected a number above 0"),
+        ("scale=0", NCHW, r"scale=0: expected what divides the pixels, at least 1"),
+        ("scale=1/0", NCHW, r"scale=1/0: expected what divides the pixels, at least 1"),
+        ("scale=1e-300/1e300", NCHW, r"expected what divides the pixels, at least 1"),
+        ("scale=1/255", NCHW, r"scale=1/255: expected what divides the pixels, at least 1: write scale=255"),
+        ("scale=0.0039", NCHW, r"scale=0.0039: expected what divides the pixels, at least 1: write scale=256"),
+        ("scale=1/127.5", NCHW, r"at least 1: write scale=127.5"),
         ("layout=nchv", NCHW, r"layout=nchv: expected nchw or nhwc; did you mean 'nchw'"),
         ("order=brg", NCHW, r"order=brg: expected rgb or bgr or gray or rgba; did you mean"),
         ("filter=cubic", NCHW, r"filter=cubic: expected nearest or .*did you mean 'bicubic'"),
