@@ -56,6 +56,7 @@ EXPECTED_TRANSFORMS = (
     "lift_head_scales",
     "lift_sequence_convs",
     "long_conv_to_matmul",
+    "lrn_to_pool",
     "merge_clips",
     "merge_duplicate_nodes",
     "merge_transposes",
