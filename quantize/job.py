@@ -268,6 +268,8 @@ NEXT = 3
 """The number of slower plans that the table names; the JSON has all."""
 EQUAL = 0.99
 """The share of the chosen plan's time from which a plan is not faster."""
+STOCK_PLAN = "{}, stock"
+"""The name of a plan with the runtime's operators in place of native ones, from the name of the plan."""
 OTHER_RACE = "timed in another race, and a clock differs between them"
 
 

@@ -33,7 +33,7 @@ from .accuracy.verdict import (
     size_row,
     verdict,
 )
-from .job import Placement
+from .job import STOCK_PLAN, Placement
 from .options.efforts import CORRECTIONS, EFFORTS
 from .runtime.timing import Latency, latency_json
 
@@ -228,7 +228,7 @@ class Result:
     @property
     def held_integers(self) -> bool:
         """Whether operators of the given model compute in integers, and still do."""
-        return any(node.reason in HELD for node in self.float_nodes)
+        return any(node.kind in HELD for node in self.float_nodes)
 
     @property
     def samples(self) -> int:
@@ -278,7 +278,7 @@ class Result:
         }
 
 
-HELD = frozenset(reason.text for reason in (ALREADY, IN_BLOCKS, INTEGER))
+HELD = frozenset(reason.code for reason in (ALREADY, IN_BLOCKS, INTEGER))
 SLOWEST = 3  # stages whose time is shown
 EXACT = "; with --kernels exact a model computes the same with and without it"
 FASTER = 1.1  # a plan with stock kernels that gains less over the bodies of native operators is not named
@@ -319,7 +319,7 @@ def _rows(result: Result) -> Iterator[Row]:
         )
     yield size_row(result.float_bytes, result.int8_bytes)
     yield from _rejected(result)
-    yield from float_rows(result.float_nodes, result.why_not)
+    yield from float_rows(result.float_nodes)
     for note in (*result.placement.doubts, *result.notes):
         yield "note", note
 
@@ -382,7 +382,7 @@ def _native(result: Result) -> Iterator[Row]:
 def _stock_plan(result: Result) -> str:
     """Return how to get a timed plan without native operators that is faster than the model without its library."""
     placement, native, latency = result.placement, result.native, result.latency
-    times = [ms for name, ms in placement.tried.items() if name.endswith(", stock")]
+    times = [ms for name, ms in placement.tried.items() if name.endswith(STOCK_PLAN.format(""))]
     if native is None or native.stock_ms is None or latency is None or not times or placement.missed:
         return ""
     # both times are relative to those of the model: the clock rate may have changed between the two measurements

@@ -29,6 +29,7 @@ class FloatNode:
             its own.
         us: Microseconds of its kernel in a run of the output, 0 if another node's kernel computes it; None if they
             were not measured.
+        whole: Whether the reason is why no INT8 model was written at all, which the first line tells.
     """
 
     name: str
@@ -36,19 +37,14 @@ class FloatNode:
     reason: str
     kind: str = ""
     us: float | None = None
+    whole: bool = False
 
 
-def float_rows(nodes: Iterable[FloatNode], why_not: str) -> Iterator[Row]:
-    """Yield a row for each kind of reason for which nodes stayed float, that of the most time first.
-
-    Args:
-        nodes: The nodes.
-        why_not: Why the output is no INT8 model, as the first line tells it: that reason is not repeated.
-    """
+def float_rows(nodes: Iterable[FloatNode]) -> Iterator[Row]:
+    """Yield a row for each kind of reason for which nodes stayed float; the nodes with the most time come first."""
     groups: dict[str, list[FloatNode]] = {}
     for node in nodes:
-        told = bool(node.reason) and why_not.startswith(node.reason)
-        each = replace(node, operator="nodes", reason="see the first line", kind="") if told else node
+        each = replace(node, operator="nodes", reason="see the first line", kind="") if node.whole else node
         groups.setdefault(each.kind or FIGURES.sub("", each.reason), []).append(each)
     ranked = sorted(groups.values(), key=lambda group: (-_microseconds(group), -len(group)))
     title = "float nodes"

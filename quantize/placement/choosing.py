@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ..job import Candidate, Placement
+from ..job import STOCK_PLAN, Candidate, Placement
 from ..options.efforts import EFFORTS
 from .batches import CLEAR, MEASURED_NOISE, NOISE
 from .forms import stock_plan
@@ -124,7 +124,7 @@ def native_or_stock(
     A model is the fastest of many partly by chance, so that these two are timed in turns again.
     """
     name = next(name for name, candidate in candidates.items() if candidate is best)
-    stock = f"{name}, stock"
+    stock = STOCK_PLAN.format(name)
     found, last = fastest(sizes, {name: best, stock: sizes[0].bench.candidate(stock_plan(best.plan))})
     if not last.tried:
         return best, placement

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import platform
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -222,13 +221,17 @@ def _units(run: Run, kernels: Kernels) -> tuple[Unit, ...]:
             tried_us=tried.get(name),
         )
         rejected = choice is not None and choice.impl.int8
-        units.append(replace(row, reason=_rejected(row, run.result.why_not)) if rejected else row)
+        units.append(replace(row, reason=_rejected(row, run.cause)) if rejected else row)
     return tuple(units)
 
 
-def _rejected(unit: Unit, why_not: str) -> str:
-    """Return why a unit is in float that was in integers in the rejected model: its times there, if they are known."""
-    cause = re.split("[:,]", why_not, maxsplit=1)[0]
+def _rejected(unit: Unit, cause: str) -> str:
+    """Return why a unit is in float that was in integers in the rejected model: its times there, if they are known.
+
+    Args:
+        unit: The unit, with its times.
+        cause: Why the model was rejected, in a few words.
+    """
     if unit.float_us is None or unit.tried_us is None:
         return f"the INT8 model was rejected as a whole: {cause}"
     if unit.tried_us >= unit.float_us:

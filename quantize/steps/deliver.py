@@ -14,7 +14,6 @@ from ...calibration.model.session import Array, ModelSource
 from ...system.scratch import exclusive
 from ...transforms.int8.existing import is_finished
 from ...transforms.int8.plan import Impl, Plan
-from ...transforms.int8.reasons import other
 from ..accuracy.frontier import Frontier
 from ..job import Candidate, Job, Trial
 from ..model.files import load_model
@@ -23,7 +22,7 @@ from ..model.writing import save_model
 from ..options.efforts import EFFORTS
 from ..placement.measuring import least_kernels, settled
 from ..placement.plan_file import plan_path, save_plan
-from ..placement.reasons import NO_RANGES
+from ..placement.reasons import NO_RANGES, NOT_WRITTEN
 from ..result import Result
 from ..runtime.profile import KernelRun, Profile
 from ..runtime.progress import INSPECT, expect
@@ -38,7 +37,7 @@ from .judge import UNMEASURED, if_it_runs, is_slower, judge, measure_accuracy
 from .notes import MEANWHILE, NOTHING_LEFT, advice
 from .prepare import as_given
 from .ranges import TensorRanges
-from .worth import INTEGER_ALREADY, MOST_DOUBT, WORTHWHILE, too_slow, why_not
+from .worth import INTEGER_ALREADY, MOST_DOUBT, WORTHWHILE, WhyNot, too_slow, why_not
 from .written import as_written
 
 LEAST_GIVEN_DB = 8.0  # the least SQNR of a dynamically quantized model that is kept: noise of a sixth of the power
@@ -58,6 +57,7 @@ class Run:
         kernels: The kernels that ran in the written model; empty where it was not run.
         result: The result so far.
         rejected: The INT8 model that was not worth writing; None without one.
+        cause: Why it was not, in a few words; empty without one.
     """
 
     job: Job
@@ -66,6 +66,7 @@ class Run:
     kernels: tuple[KernelRun, ...]
     result: Result
     rejected: Trial | None = None
+    cause: str = ""
 
 
 def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> Run:
@@ -80,8 +81,8 @@ def deliver(job: Job, ranges: TensorRanges, output: str | os.PathLike[str]) -> R
     try:
         trial = judge(job, candidate)
     except RequantError as error:
-        reason = f"the int8 model does not run: {error}"
-        return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
+        fails = WhyNot(nothing=f"the int8 model does not run: {error}")
+        return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, fails)
     slow = is_slower(job, trial.latencies)
     if job.outputs_judge and not slow and not candidate.evidence.noise and trial.accuracy.worst_sqnr_db < RUIN_DB:
         trial = _with_ruinous_tensors_in_float(job, ranges, trial)
@@ -118,10 +119,10 @@ def deliver_searched(
             nothing = f"no int8 model of the search runs and has a score in {frontier.metric}"
         reason = nothing if frontier.done else "the time limit ended the search before a model was tried"
         candidate = Candidate(job.simple.clone(), job.all_int8_plan, {}, job.float_source, runtime=job.runtime)
-        return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, reason)
+        return _keep_float(job, ranges, Trial(candidate, UNMEASURED), output, WhyNot(nothing=reason))
     best = judge(job, candidate)
     slow = too_slow(job, best) if frontier.best is not None and not job.options.force_int8 else ""
-    return _keep_float(job, ranges, best, output, slow) if slow else _finish(job, ranges, best, output)
+    return _keep_float(job, ranges, best, output, WhyNot(slow=slow)) if slow else _finish(job, ranges, best, output)
 
 
 def _with_ruinous_tensors_in_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
@@ -143,17 +144,19 @@ def _with_ruinous_tensors_in_float(job: Job, ranges: TensorRanges, trial: Trial)
     return known
 
 
-def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: str) -> Run:
+def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: WhyNot) -> Run:
     """Write a float model instead of the INT8 model, with the reason as `Result.why_not`."""
     untried = not trial.candidate.plan.has_int8  # the judged and timed model is the float model
-    chosen = _best_float(job.unscaled or job, trial, reason)
+    chosen = _best_float(job.unscaled or job, trial, str(reason))
     run = _finish(chosen.job, ranges, chosen.trial, output, chosen.written)
     told = f"{chosen.reason}: the output is {chosen.what}"
     if untried:
         return replace(run, result=replace(run.result, why_not=told))
     measured = None if trial.latency is None else (trial.accuracy, trial.latency)
     result = replace(run.result, why_not=told, rejected=measured, rejected_latencies=trial.latencies)
-    return replace(run, result=result, rejected=trial if measured else None)
+    if measured is None:
+        return replace(run, result=result)
+    return replace(run, result=result, rejected=trial, cause=reason.cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +268,7 @@ def _float_candidate(job: Job, candidate: Candidate, plan: Plan, reason: str) ->
     if job.source is not None:  # there are data: missing ranges are not the reason
         told = {name: own for name, own in told.items() if own != NO_RANGES}
     choices = {
-        u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=told.get(u.name) or other(reason))
+        u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=told.get(u.name) or NOT_WRITTEN.about(reason))
         for u in plan.units
     }
     model = job.simple.clone()

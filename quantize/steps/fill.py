@@ -11,7 +11,7 @@ from ..accuracy.float_nodes import FloatNode
 from ..job import Job, Trial
 from ..model.files import size_on_disk
 from ..options.efforts import CORRECTIONS
-from ..placement.reasons import EXCLUDED, KEPT_FLOAT
+from ..placement.reasons import EXCLUDED, KEPT_FLOAT, NOT_WRITTEN
 from ..result import Result
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun, integer_share
@@ -74,7 +74,7 @@ def _float_nodes(job: Job, plan: Plan, kernels: Sequence[KernelRun]) -> tuple[Fl
         kind = "" if reason.code in OWN_WORDS else reason.code
         for index, name in enumerate(unit.nodes):
             took = (0.0 if index else spent.get(unit.name, 0.0)) if kernels else None
-            found.append(FloatNode(name, types[name], reason.text, kind, took))
+            found.append(FloatNode(name, types[name], reason.text, kind, took, reason.code == NOT_WRITTEN.code))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from ..placement.batches import compromises
 from ..runtime.attribution import Owners
 from ..runtime.profile import KernelRun
 from ..runtime.timing import Latency
-from .worth import INTEGER_ALREADY, LOSES, SLOW, WORTHWHILE, speeds_text, too_slow
+from .worth import INTEGER_ALREADY, WORTHWHILE, WhyNot, speeds_text, too_slow
 
 NOTHING_LEFT = (
     "nothing left to quantize: requant wrote this model in integers; for other options start from the float model"
@@ -64,9 +64,9 @@ def notes_on(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], size: int) 
     )
 
 
-def advice(job: Job, reason: str) -> tuple[str, ...]:
+def advice(job: Job, reason: WhyNot) -> tuple[str, ...]:
     """Return a note on how to lose less accuracy, if this is the only reason for which INT8 is not written."""
-    if not reason.startswith(LOSES) or SLOW in reason:
+    if not reason.loses or reason.slow:
         return ()
     return (ADVICE.format(MORE[job.options.effort]),)
 

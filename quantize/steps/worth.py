@@ -3,31 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...transforms.int8.reasons import ALREADY, INTEGER
 from ..job import Job, Trial
 from ..runtime.timing import Latency
 from .judge import is_slower, promise_of
 
-LOSES = "int8 loses too much accuracy, judged by"
+LOSES = "int8 loses too much accuracy"
 SLOW = "int8 gains too little here"
 WORTHWHILE = 1.02  # a smaller speed-up is within the timing noise, and not worth a loss of accuracy
 MOST_DOUBT = 0.1  # a larger gain is believed, however unsure the times of a busy machine are
 INTEGER_ALREADY = frozenset({ALREADY.code, INTEGER.code})  # reasons of float units that compute in integers already
 
 
-def why_not(job: Job, trial: Trial) -> str:
-    """Return why the INT8 model is not worth writing; empty when it is. A loss of accuracy comes first.
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """Why an INT8 model is not worth writing. It is false when nothing speaks against the model.
+
+    Code asks the fields; users read the text.
+
+    Attributes:
+        loses: How the model was judged, if it loses too much accuracy; empty otherwise.
+        slow: How far its time is from a gain, with `SLOW` in front, if it gains too little; empty otherwise.
+        nothing: Why there is no INT8 model that runs; empty if there is one.
+    """
+
+    loses: str = ""
+    slow: str = ""
+    nothing: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether something speaks against the model."""
+        return bool(self.loses or self.slow or self.nothing)
+
+    def __str__(self) -> str:
+        """Return all causes as text, a loss of accuracy first; empty without a cause."""
+        loses = f"{LOSES}, judged by {self.loses}" if self.loses else ""
+        return "; ".join(filter(None, (self.nothing, loses, self.slow)))
+
+    @property
+    def cause(self) -> str:
+        """The first cause in a few words, without figures; empty without a cause."""
+        return self.nothing or (LOSES if self.loses else SLOW if self.slow else "")
+
+
+def why_not(job: Job, trial: Trial) -> WhyNot:
+    """Return why the INT8 model is not worth writing.
 
     The time of a model that loses too much counts if it is clearly slower: then nothing was tried to lose less.
     """
     if not trial.candidate.plan.has_int8:
-        return _why_nothing(trial)
+        return WhyNot(nothing=_why_nothing(trial))
     if not job.judged:  # random inputs are no evidence against a model
-        return ""
+        return WhyNot()
     judged = promise_of(job, trial.accuracy)
     slow = too_slow(job, trial) if judged.kept or is_slower(job, trial.latencies) else ""
-    return slow if judged.kept else "; ".join(filter(None, [f"{LOSES} {judged}", slow]))
+    return WhyNot("" if judged.kept else str(judged), slow)
 
 
 def _why_nothing(trial: Trial) -> str:

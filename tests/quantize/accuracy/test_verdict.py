@@ -191,7 +191,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "float": ({"why_not": "int8 gains too little"}, "NOT INT8: int8 gains too little"),
     "integers already": (
-        {"why_not": "nothing more", "float_nodes": (FloatNode("m", "MatMulNBits", IN_BLOCKS.text),)},
+        {"why_not": "nothing more", "float_nodes": (FloatNode("m", "MatMulNBits", "any words", IN_BLOCKS.code),)},
         "NO MORE INT8: nothing more",
     ),
     "goal missed": (
@@ -255,7 +255,7 @@ def test_samples_that_gave_the_ranges_claim_no_interval(judge: Accuracy, labelle
 def test_a_float_output_is_not_called_qdq() -> None:
     rejected = (CLASSES, FAST)
     reason = "int8 gains too little"
-    nodes = tuple(FloatNode(f"n{index}", "Conv", reason) for index in range(3))
+    nodes = tuple(FloatNode(f"n{index}", "Conv", "any words", whole=True) for index in range(3))
     result = replace(
         RESULT, why_not=f"{reason}: the output", int8_nodes=0, float_nodes=nodes, rejected=rejected,
         rejected_latencies=(FAST,),

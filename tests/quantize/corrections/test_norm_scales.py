@@ -28,6 +28,7 @@ from requant.quantize.runtime.progress import silent
 from requant.quantize.steps import deliver
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.remake import Recipe, remake
+from requant.quantize.steps.worth import WhyNot
 from requant.transforms.parts.norm_scales import NormedChannels, find_normed
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -100,7 +101,7 @@ def test_the_job_before_is_kept(tmp_path: Path) -> None:
 
 
 def test_float_is_written_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliver, "why_not", lambda job, trial: "a test asks for float")
+    monkeypatch.setattr(deliver, "why_not", lambda job, trial: WhyNot(nothing="a test asks for float"))
     monkeypatch.setattr(deliver, "_given_if_faster", lambda *arguments: None)
     model = written(tmp_path, 30)
     made = quantized(model, "float", force_int8=False)
