@@ -1,9 +1,22 @@
-"""Time the models of several plans in turns, and choose the one that serves all batch sizes best."""
+"""Race: time the models of several plans in turns, and choose the one that serves all batch sizes best.
+
+`fastest` does these steps:
+
+1. Open each candidate and run it once at each batch size. Candidates that do not run, or are far too slow, are left out
+   (`runners_of`).
+2. Take inputs for which all candidates do about the same work (`on_agreeing_samples`).
+3. Time the candidates in turns at each batch size (`least_milliseconds`). Their times get the price of their noise
+   (`worth_of`).
+4. For several batch sizes, time the best candidates again.
+5. Choose the candidate whose worst batch size is best (`batches.fairest`). Among candidates that are equally fast, take
+   the one with the least noise (`batches.least_noisy`).
+6. Profile the kernels of the chosen candidate, and tell how it was chosen (`Placement`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -55,46 +68,124 @@ def suffix_of(size: Size, sizes: Sequence[Size]) -> str:
 
 
 def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple[Candidate, Placement]:
-    """Time candidates in turns at each batch size; return the `fairest` one, with the sum of its kernel times.
+    """Return the candidate that serves all batch sizes best, and how it was chosen.
 
-    The price of a candidate's noise adds to its time. A candidate that the runtime does not run is left out; if it runs
-    none of them, the first one is returned.
+    A candidate that the runtime does not run takes no part. If the runtime runs none of them, the first one is
+    returned.
+
+    Args:
+        sizes: The batch sizes, the first one for the numbers of the placement.
+        candidates: The candidates by name; the plan by rules has the name `batches.BY_RULES`.
     """
-    job = sizes[0].bench.job
-    job.progress("compare placements", 0, None)
+    sizes[0].bench.job.progress("compare placements", 0, None)
     runners = runners_of(sizes, candidates, FAR)
     if not runners:
         return next(iter(candidates.values())), Placement("rules")
-    seconds = max(1.0, job.options.seconds)
-    every = [size.known.prices for size in sizes]
-    plans = {name: candidates[name].plan for name in runners}
-    native = {name for name in runners if candidates[name].native}
-    timed = on_agreeing_samples(sizes, runners)
-    tried, unsure = least_milliseconds(timed, runners, seconds)
-    worth = worth_of(every, tried, plans)
-    if len(sizes) > 1:  # more plans share the time, and several minima decide: time the best ones again
-        again, unsure = least_milliseconds(timed, {name: runners[name] for name in finalists(worth, native)}, seconds)
-        final = [
-            {name: min(ms, first[name]) for name, ms in more.items()} for first, more in zip(tried, again, strict=True)
-        ]
-        tried = [{**first, **more} for first, more in zip(tried, final, strict=True)]
-        worth = worth_of(every, final, plans)
-    noise = {name: plan_noise_cost(every[0], plans[name]) for name in worth[0]}
-    within = min(max(unsure, 1 - CLEAR), SURE)
-    best, *own = (
-        least_noisy(times, fairest(times, native), noise, native, within)
-        for times in (worth, *([each] for each in worth))
-    )
-    spent = [profile(size.bench, size.known, [candidates[best].source])[0][0] for size in sizes]
+    raced = _raced(sizes, runners, {name: candidates[name] for name in runners})
+    best = _best_of(raced, raced.worth)
+    return candidates[best], _placement(sizes, raced, candidates[best], best)
+
+
+@dataclass(frozen=True, slots=True)
+class _Raced:
+    """Candidates that were timed in turns.
+
+    Attributes:
+        prices: The prices of noise at each batch size.
+        plans: The plans of the candidates by name.
+        native: The names of the candidates with native operators.
+        tried: The milliseconds of all candidates at each batch size.
+        worth: The milliseconds plus the price of the noise at each batch size. It has only the candidates of the last
+            race: one of them is chosen.
+        unsure: The uncertainty of the times of the last race, as a share of them.
+    """
+
+    prices: Sequence[Prices]
+    plans: Mapping[str, Plan]
+    native: Collection[str]
+    tried: Sequence[Mapping[str, float]]
+    worth: Sequence[Mapping[str, float]]
+    unsure: float
+
+
+def _raced(sizes: Sequence[Size], runners: Mapping[str, LoadedModel], candidates: Mapping[str, Candidate]) -> _Raced:
+    """Time candidates in turns at each batch size: once for one size, and the best ones again for several sizes.
+
+    Args:
+        sizes: The batch sizes.
+        runners: The loaded models of the candidates by name.
+        candidates: The same candidates.
+    """
+    sizes = on_agreeing_samples(sizes, runners)
+    prices = [size.known.prices for size in sizes]
+    plans = {name: each.plan for name, each in candidates.items()}
+    native = {name for name, each in candidates.items() if each.native}
+    seconds = max(1.0, sizes[0].bench.job.options.seconds)
+    tried, unsure = least_milliseconds(sizes, runners, seconds)
+    raced = _Raced(prices, plans, native, tried, worth_of(prices, tried, plans), unsure)
+    return raced if len(sizes) == 1 else _best_raced_again(sizes, runners, raced, seconds)
+
+
+def _best_raced_again(
+    sizes: Sequence[Size], runners: Mapping[str, LoadedModel], raced: _Raced, seconds: float
+) -> _Raced:
+    """Time the best candidates again; each keeps the lesser of its two times.
+
+    With several batch sizes, more candidates share the seconds of a race, and several minima decide.
+
+    Args:
+        sizes: The batch sizes.
+        runners: The loaded models of all candidates by name.
+        raced: The first race.
+        seconds: How long the candidates are timed at each batch size.
+    """
+    best = {name: runners[name] for name in finalists(raced.worth, raced.native)}
+    again, unsure = least_milliseconds(sizes, best, seconds)
+    least = [
+        {name: min(ms, before[name]) for name, ms in now.items()}
+        for before, now in zip(raced.tried, again, strict=True)
+    ]
+    tried = [{**before, **now} for before, now in zip(raced.tried, least, strict=True)]
+    return replace(raced, tried=tried, worth=worth_of(raced.prices, least, raced.plans), unsure=unsure)
+
+
+def _best_of(raced: _Raced, worth: Sequence[Mapping[str, float]]) -> str:
+    """Return the name of the `fairest` candidate, or of one that is as fast within the uncertainty and has less noise.
+
+    Args:
+        raced: The candidates.
+        worth: As `_Raced.worth`, at the batch sizes that decide.
+    """
+    noise = {name: plan_noise_cost(raced.prices[0], raced.plans[name]) for name in worth[0]}
+    equal = min(max(raced.unsure, 1 - CLEAR), SURE)
+    return least_noisy(worth, fairest(worth, raced.native), noise, raced.native, equal)
+
+
+def _placement(sizes: Sequence[Size], raced: _Raced, candidate: Candidate, best: str) -> Placement:
+    """Return how the best candidate was chosen, with the sum of its kernel times.
+
+    Args:
+        sizes: The batch sizes, with the feeds on which kernels are profiled.
+        raced: The candidates.
+        candidate: The best one.
+        best: Its name.
+    """
+    spent = [profile(size.bench, size.known, [candidate.source])[0][0] for size in sizes]
     predicted = [None if each is None else each.total / 1e3 for each in spent]
-    rows = served([(size.batch, size.regime) for size in sizes], best, own, tried, predicted)
-    sure = all(size.known.sure for size in sizes)
-    costs = reduce(Costs.with_rows, (size.known.fresh.rows for size in sizes), Costs(every[0].costs.machine)).rows
-    why = {} if rows else passed(tried[0], worth[0], best, native)
-    placement = Placement(
-        "measured", predicted[0], tried[0], rows, uncertainty=unsure, sure=sure, chosen=best, passed=why, costs=costs
+    best_of_each = [_best_of(raced, [each]) for each in raced.worth]
+    rows = served([(size.batch, size.regime) for size in sizes], best, best_of_each, raced.tried, predicted)
+    measured = (size.known.fresh.rows for size in sizes)
+    return Placement(
+        "measured",
+        predicted[0],
+        raced.tried[0],
+        rows,
+        uncertainty=raced.unsure,
+        sure=all(size.known.sure for size in sizes),
+        chosen=best,
+        passed={} if rows else passed(raced.tried[0], raced.worth[0], best, raced.native),
+        costs=reduce(Costs.with_rows, measured, Costs(raced.prices[0].costs.machine)).rows,
     )
-    return candidates[best], placement
 
 
 def runners_of(

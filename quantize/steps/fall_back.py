@@ -1,12 +1,32 @@
-"""Move units to float until an INT8 model keeps the promise of accuracy, the most noise for the least time first."""
+"""Fall back to float: move units to float until the INT8 model keeps the promise of accuracy.
+
+The words of this module:
+
+- The noise of a model is the power of its error over the power of the outputs.
+- The noise of a plan is an estimate of it: the sum of the noises of its tensors and weights, each measured alone. It
+  tells which units are noisy, and little of the noise of all together.
+- The excess of a model is the factor by which its noise must fall so that it keeps the promise; below 1 if the noise
+  may rise.
+
+`fall_back_to_float` does these steps:
+
+1. Measure the noise of each tensor alone, where it is not known (`_noise_evidence`).
+2. Make models of plans, at most `ROUNDS` (`_try_models`). Until one keeps the promise, each has less noise than the one
+   before (`_next_quieter`). Then each is faster than the one that keeps it, and has more noise (`_next_faster`). What
+   the models missed the promise by tells which units add more noise together than alone (`_learned`).
+3. Make one more model, between the best one and the last one that missed the promise (`_with_plan_between`).
+4. Put the runtime's operators in place of a few native ones that gain nothing (`_without_few_native`).
+5. Judge and time the best model.
+
+A model that does not run counts as one that misses the promise.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 
 from ...transforms.int8.plan import Plan
 from ..accuracy.outputs import Accuracy
@@ -17,6 +37,7 @@ from ..placement.forms import possible_forms, stock_plan
 from ..placement.noise import Noises
 from ..placement.plans_by_cost import is_same
 from ..placement.priced_plans import PricedPlans, plans_by_price
+from ..placement.quiet_plans import FASTER, HALVINGS, fastest_within, least_noise_as_fast
 from ..runtime.progress import RELIEF, expect
 from .emit import correct, plan_by_rules
 from .evidence import all_int8_candidate, evidence_of
@@ -24,14 +45,10 @@ from .forecast import BETWEEN, ROUNDS, forecast_fall_back
 from .judge import if_it_runs, judge, measure_accuracy, promise_of
 from .ranges import TensorRanges
 
-CHEAPEST, STEPS = 0.02, 24  # the least price of all noise, as a share of the float model's time; each step doubles it
-HALVINGS = 5  # of a range of prices or noises, on a logarithmic scale
-PROFILES = 3  # plans of a round that are profiled at most; each gives costs for the next one
 MARGIN = 0.8  # noise to aim for, over the noise that is allowed: the sum of the tensors' noises is an estimate
 STEP = 10.0  # the most by which the noise falls from model to model: the excess of a few samples is mostly chance
 NEAR = 2.0  # a plan that misses the promise with at most this many times the noise of one that keeps it ends the search
 ENOUGH = 0.7  # of the noise that is allowed: a plan that has as much ends the search
-FASTER = 0.97  # the most that a plan takes of the time of one with less noise, else that one is better
 LEAST_SHARE = 1e-6  # of the float model's time: what a unit takes at least, where the plan with it is not slower
 FEW = 4  # native units that are timed against the runtime's operators; more of them gain together
 
@@ -39,13 +56,8 @@ FEW = 4  # native units that are timed against the runtime's operators; more of 
 def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     """Return a trial that keeps the promise with more units in float; the given trial if none does.
 
-    The placement gives the cheapest plan for each price of noise. The price rises until the estimated noise of the plan
-    is low enough. The estimate is the measured noise of the last model times the ratio of the plans' noises, each the
-    sum of the noises of its tensors and weights alone. Such sums tell which units are noisy, and little of the noise of
-    all together. If a model keeps the promise, faster ones are tried: `_learned` tells from the models that missed it
-    which units add more noise together than alone. Where no price gives a plan with as much noise as is allowed, one
-    more model is made, with some of the units in float in which the last two models differ. A model that does not run
-    counts as one that misses the promise.
+    The given trial is also returned if it keeps the promise itself, if the user decides what becomes int8, and if the
+    noise of single tensors cannot be measured.
 
     Args:
         job: The job, with data of the user.
@@ -65,12 +77,37 @@ def fall_back_to_float(job: Job, ranges: TensorRanges, trial: Trial) -> Trial:
     absorbers = absorbers_of(facts, rules, possible_forms(facts, rules))
     noises = Noises.of(rules, evidence.noise, evidence.noise_of, absorbers, evidence.noise_of_weights)
     build = partial(_build_candidate, job, ranges, write, trial, evidence)
-    plans, best, missed = _fastest_accepted(job, plans, noises, build, trial)
-    if best is None:
+    first = _Missed(trial.candidate.plan, min(promise_of(job, trial.accuracy).excess, STEP))
+    tried = _try_models(job, noises, build, _Tried(plans, (first,)))
+    if tried.best is None:
         return trial
-    best = _with_plan_between(job, plans, noises, best, missed, build)
-    best = _without_few_native(job, plans, best, build)
+    best = _with_plan_between(job, noises, build, tried, tried.best)
+    best = _without_few_native(job, tried.plans, best, build)
     return if_it_runs(partial(judge, job, best.candidate, best.accuracy)) or trial
+
+
+# ---------------------------------------------------------------------------------------------- the noise of tensors
+
+
+def _noise_evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
+    """Return the noise of each tensor alone, measured now if it is not known."""
+    known = trial.candidate.evidence
+    if not _can_try_tensors(job, trial):
+        return known
+    effort = EFFORTS[job.options.effort]
+    found = evidence_of(job, ranges, all_int8_candidate(job, ranges), trial.accuracy, effort.retry, effort.least_db)
+    return replace(found, kept_float={**known.kept_float, **found.kept_float})
+
+
+def _can_try_tensors(job: Job, trial: Trial) -> bool:
+    """Whether the noise of each tensor alone is unknown, can be measured, and was not tried within the same limit."""
+    known = trial.candidate.evidence
+    if known.noise or job.weights.large or not trial.candidate.qparams:
+        return False
+    return known.limit < EFFORTS[job.options.effort].retry
+
+
+# ----------------------------------------------------------------------------------------------- models that are tried
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +117,7 @@ class _Accepted:
     Attributes:
         candidate: The model.
         accuracy: Its accuracy.
-        excess: The power of its noise over what the promise allows, at least 1 / `STEP`.
+        excess: Its noise over the noise that the promise allows, at least 1 / `STEP`.
     """
 
     candidate: Candidate
@@ -94,50 +131,79 @@ class _Missed:
 
     Attributes:
         plan: The plan.
-        excess: The power of its noise over what the promise allows, at most `STEP`.
+        excess: The noise of its model over the noise that the promise allows, at most `STEP`.
     """
 
     plan: Plan
     excess: float
 
 
-def _fastest_accepted(
-    job: Job, plans: PricedPlans, noises: Noises, build: Callable[[Plan], Candidate], trial: Trial
-) -> tuple[PricedPlans, _Accepted | None, tuple[_Missed, ...]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tried:
+    """What is known after some models were tried.
+
+    Attributes:
+        plans: The plans by price of noise, with all costs that were measured.
+        missed: The plans whose models miss the promise, in the order in which they were tried; at least one.
+        best: The fastest model that keeps the promise; None without one.
+    """
+
+    plans: PricedPlans
+    missed: tuple[_Missed, ...]
+    best: _Accepted | None = None
+
+
+def _try_models(job: Job, noises: Noises, build: Callable[[Plan], Candidate], tried: _Tried) -> _Tried:
     """Search for the fastest model that keeps the promise, in at most `ROUNDS` models.
 
     Args:
         job: The job.
-        plans: The plans by price.
         noises: The noises of tensors and weights alone.
         build: Returns the model of a plan.
-        trial: The model that misses the promise.
-
-    Returns:
-        The plans with all costs that were measured; the fastest model that keeps the promise, None without one; and the
-        plans whose models miss it, in the order of time.
+        tried: The model of the placement, which misses the promise.
     """
-    best: _Accepted | None = None
-    missed: tuple[_Missed, ...] = (_Missed(trial.candidate.plan, min(promise_of(job, trial.accuracy).excess, STEP)),)
     for number in range(ROUNDS):
         job.progress(RELIEF, number, ROUNDS + BETWEEN)
-        if best is None:
-            plans, found = _fastest_or_noisier(plans, noises.of_plan, missed[-1])
-        else:
-            learned = _learned(noises, best, missed)
-            plans, found = _next_faster(plans.with_noises(learned), learned, best, missed)
-        if found is None or not found.has_int8:
+        plans, plan = _next_plan(noises, tried)
+        tried = replace(tried, plans=plans)
+        if plan is None or not plan.has_int8:
             break
-        candidate = build(found)
-        tried = if_it_runs(partial(measure_accuracy, job, candidate))
-        excess = missed[-1].excess if tried is None else promise_of(job, tried).excess
-        if tried is not None and promise_of(job, tried).kept:
-            best = _Accepted(candidate, tried, max(excess, 1 / STEP))
-        else:
-            missed = (*missed, _Missed(found, min(excess, STEP)))
-        if best and (best.excess >= ENOUGH or missed[-1].excess <= NEAR * best.excess):
+        tried = _with_model(job, tried, plan, build(plan))
+        if _is_near_enough(tried):
             break
-    return plans, best, missed
+    return tried
+
+
+def _next_plan(noises: Noises, tried: _Tried) -> tuple[PricedPlans, Plan | None]:
+    """Return the plans with all measured costs, and the plan to try next; None without one."""
+    if tried.best is None:
+        return _next_quieter(tried.plans, noises.of_plan, tried.missed[-1])
+    learned = _learned(noises, tried.best, tried.missed)
+    return _next_faster(tried.plans.with_noises(learned), learned, tried.best, tried.missed)
+
+
+def _with_model(job: Job, tried: _Tried, plan: Plan, candidate: Candidate) -> _Tried:
+    """Measure the accuracy of the model of a plan; return what is known with it.
+
+    A model that does not run has the excess of the last one that missed the promise.
+    """
+    accuracy = if_it_runs(partial(measure_accuracy, job, candidate))
+    if accuracy is None:
+        return replace(tried, missed=(*tried.missed, _Missed(plan, tried.missed[-1].excess)))
+    judged = promise_of(job, accuracy)
+    if judged.kept:
+        return replace(tried, best=_Accepted(candidate, accuracy, max(judged.excess, 1 / STEP)))
+    return replace(tried, missed=(*tried.missed, _Missed(plan, min(judged.excess, STEP))))
+
+
+def _is_near_enough(tried: _Tried) -> bool:
+    """Return whether the best model has about as much noise as is allowed, or as the last one that missed."""
+    if tried.best is None:
+        return False
+    return tried.best.excess >= ENOUGH or tried.missed[-1].excess <= NEAR * tried.best.excess
+
+
+# ---------------------------------------------------------------------------------------------- what models teach
 
 
 def _allowed(noises: Noises, best: _Accepted) -> float:
@@ -148,9 +214,9 @@ def _allowed(noises: Noises, best: _Accepted) -> float:
 def _learned(noises: Noises, best: _Accepted, missed: Sequence[_Missed]) -> Noises:
     """Return noises that explain how much the models missed the promise by.
 
-    Errors of layer upon layer may add up to much more than the sum of the noises alone. The models are taken from the
-    one with the least excess on. What a model rounds, and those before it do not, counts as often as its measured noise
-    needs.
+    Errors of layer upon layer may add up to much more than the sum of the noises alone. The models count in the order
+    of their excess, the least first. A model has units in int8 that no model before it has. The noise of these units is
+    raised until the noise of the plan is the measured one.
 
     Args:
         noises: The noises of tensors and weights alone.
@@ -164,12 +230,135 @@ def _learned(noises: Noises, best: _Accepted, missed: Sequence[_Missed]) -> Nois
     return noises
 
 
-def _plans_between(plans: PricedPlans, noise: Callable[[Plan], float], start: Plan, end: Plan) -> list[Plan]:
-    """Return plans between two others: one unit after the other gets its implementation in `end`.
+# ------------------------------------------------------------------------------------------------------- the next plan
 
-    The one that takes away the most noise for the least time is first. No price of noise may lead to a plan between:
-    prices find only those on the convex hull of time and noise, and units of the same noise for the same time change
+
+def _next_quieter(
+    plans: PricedPlans, noise: Callable[[Plan], float], missed: _Missed
+) -> tuple[PricedPlans, Plan | None]:
+    """Return the fastest INT8 plan that may keep the promise, as `fastest_within` does.
+
+    The limit of its noise is the noise of the plan that misses the promise, over its excess. If only the float model is
+    within the limit, the limit rises halfway to that noise on a logarithmic scale: by how much a few samples miss the
+    promise is mostly chance, so that fewer units in float may be enough.
+
+    Args:
+        plans: The plans by price.
+        noise: Returns the noise of a plan.
+        missed: The last plan whose model misses the promise.
+    """
+    missed_noise = noise(missed.plan)
+    limit = MARGIN / missed.excess * missed_noise
+    plans, found = fastest_within(plans, noise, limit)
+    if found is not None and found.has_int8:
+        return plans, found
+    return fastest_within(plans, noise, _halfway(limit, missed_noise))
+
+
+def _next_faster(
+    plans: PricedPlans, noises: Noises, best: _Accepted, missed: Sequence[_Missed]
+) -> tuple[PricedPlans, Plan | None]:
+    """Return the plans with all measured costs, and a plan that is faster than the best model; None without one.
+
+    The limit of its noise is what the promise allows. While no plan is faster, the limit rises towards the noise of the
+    last plan that misses the promise. A plan that is not cheaper by its costs is not measured.
+
+    Args:
+        plans: The plans by price, with `noises`.
+        noises: The noises that the models have taught.
+        best: The fastest model that keeps the promise.
+        missed: The plans whose models miss it.
+    """
+    kept = best.candidate.plan
+    seen = [kept, *(each.plan for each in missed)]
+    for limit in _limits(noises, best, missed[-1].plan):
+        cheap = least_noise_as_fast(plans, noises.of_plan, limit)
+        if cheap is None or 0 < plans.share(kept) <= plans.share(cheap):  # costs are 0 if unknown
+            continue
+        plans, found = fastest_within(plans, noises.of_plan, limit)
+        if found is None or any(is_same(found, each) for each in seen):
+            continue
+        if plans.ratio(found, best.candidate) <= FASTER:
+            return plans, found
+        seen.append(found)
+    return plans, None
+
+
+def _limits(noises: Noises, best: _Accepted, missed: Plan) -> Iterator[float]:
+    """Yield limits of noise for a plan with more noise than the best one has, each nearer to a plan that missed.
+
+    The first limit is what the promise allows. Where that is not between the noises of both plans, it is halfway.
+    """
+    least, most = noises.of_plan(best.candidate.plan), noises.of_plan(missed)
+    allowed = MARGIN * _allowed(noises, best)
+    limit = allowed if least < allowed < most else _halfway(least, most)
+    for _ in range(HALVINGS):
+        yield limit
+        limit = _halfway(limit, most)
+
+
+def _halfway(low: float, high: float) -> float:
+    """Return the noise between two noises on a logarithmic scale: their geometric mean."""
+    return math.sqrt(low * high)
+
+
+# ----------------------------------------------------------------------------------------- a plan between two others
+
+
+def _with_plan_between(
+    job: Job, noises: Noises, build: Callable[[Plan], Candidate], tried: _Tried, best: _Accepted
+) -> _Accepted:
+    """Return a model between the best one and the last that missed, if it is faster and keeps the promise; else `best`.
+
+    Args:
+        job: The job.
+        noises: The noises of tensors and weights alone.
+        build: Returns the model of a plan.
+        tried: The models that were tried.
+        best: The fastest of them that keeps the promise.
+    """
+    job.progress(RELIEF, ROUNDS, ROUNDS + BETWEEN)
+    plan = _plan_between(noises, tried, best)
+    candidate = None if plan is None else if_it_runs(partial(build, plan))
+    accuracy = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
+    if candidate is None or accuracy is None or not promise_of(job, accuracy).kept:
+        return best
+    return replace(best, candidate=candidate, accuracy=accuracy)
+
+
+def _plan_between(noises: Noises, tried: _Tried, best: _Accepted) -> Plan | None:
+    """Return a plan between the best one and the last that missed that is faster than the best model; None without one.
+
+    If noises allow plans between them, it is the fastest of those. If not, it is the plan in the middle. Where that is
+    not faster, the plan in the middle of the noisier half is taken, and so on.
+    """
+    plans, kept = tried.plans, best.candidate
+    path = _plans_on_the_way(plans.with_noises(noises), noises.of_plan, tried.missed[-1].plan, kept.plan)
+    learned, limit = _learned(noises, best, tried.missed), MARGIN * _allowed(noises, best)
+    allowed = [plan for plan in path if learned.of_plan(plan) <= limit]
+    if allowed:
+        fastest = min(allowed, key=plans.share)
+        return fastest if _is_faster(plans, fastest, kept) else None
+    while path:
+        middle = len(path) // 2
+        if _is_faster(plans, path[middle], kept):
+            return path[middle]
+        path = path[:middle]
+    return None
+
+
+def _plans_on_the_way(plans: PricedPlans, noise: Callable[[Plan], float], start: Plan, end: Plan) -> list[Plan]:
+    """Return the plans between two others: one unit after the other gets its implementation in `end`.
+
+    The unit that takes away the most noise for the least time changes first. No price of noise may lead to these plans:
+    prices find only plans on the convex hull of time and noise, and units of the same noise for the same time change
     together.
+
+    Args:
+        plans: The plans by price, which know the time of a plan.
+        noise: Returns the noise of a plan.
+        start: The plan to start from, with more noise.
+        end: The other plan, of the same units.
     """
     before, spent = noise(start), plans.share(start)
 
@@ -179,47 +368,10 @@ def _plans_between(plans: PricedPlans, noise: Callable[[Plan], float], start: Pl
 
     changed = [unit.name for unit in start.units if start.impl(unit) is not end.impl(unit)]
     found, plan = [], start
-    for name in sorted(changed, key=worth, reverse=True)[:-1]:
+    for name in sorted(changed, key=worth, reverse=True)[:-1]:  # with the last one, it is `end`
         plan = plan.with_choices({name: end.choices[name]})
         found.append(plan)
     return found
-
-
-def _with_plan_between(
-    job: Job,
-    plans: PricedPlans,
-    noises: Noises,
-    best: _Accepted,
-    missed: Sequence[_Missed],
-    build: Callable[[Plan], Candidate],
-) -> _Accepted:
-    """Return a model between one that keeps the promise and the last that misses it, if it is faster and keeps it too.
-
-    Its plan is the one with the least time whose noise is allowed. Without one it is the plan in the middle; where that
-    is not faster, the one in the middle before it is tried, and so on.
-
-    Args:
-        job: The job.
-        plans: The plans, which time models.
-        noises: The noises of tensors and weights alone.
-        best: A model that keeps the promise. It is returned if no other is better.
-        missed: The plans whose models miss it.
-        build: Returns the model of a plan.
-    """
-    job.progress(RELIEF, ROUNDS, ROUNDS + BETWEEN)
-    path = _plans_between(plans.with_noises(noises), noises.of_plan, missed[-1].plan, best.candidate.plan)
-    learned, limit = _learned(noises, best, missed), MARGIN * _allowed(noises, best)
-    allowed = [plan for plan in path if learned.of_plan(plan) <= limit]
-    path = [min(allowed, key=plans.share)] if allowed else path
-    at = len(path) // 2
-    while path and not _is_faster(plans, path[at], best.candidate):
-        path = path[:at]
-        at //= 2
-    candidate = if_it_runs(partial(build, path[at])) if path else None
-    tried = None if candidate is None else if_it_runs(partial(measure_accuracy, job, candidate))
-    if candidate is None or tried is None or not promise_of(job, tried).kept:
-        return best
-    return replace(best, candidate=candidate, accuracy=tried)
 
 
 def _is_faster(plans: PricedPlans, plan: Plan, other: Candidate) -> bool:
@@ -227,44 +379,7 @@ def _is_faster(plans: PricedPlans, plan: Plan, other: Candidate) -> bool:
     return plans.share(plan) <= FASTER * plans.share(other.plan) and plans.ratio(plan, other) <= FASTER
 
 
-def _fastest_or_noisier(
-    plans: PricedPlans, noise: Callable[[Plan], float], missed: _Missed
-) -> tuple[PricedPlans, Plan | None]:
-    """Return the fastest INT8 plan within a limit of noise, else within a higher one, as `_fastest_within` does.
-
-    The limit is the noise of a plan that misses the promise, over its excess. The higher limit is the geometric mean of
-    both. By how much a few samples miss the promise is mostly chance, so that fewer units in float may be enough.
-    """
-    missed_noise = noise(missed.plan)
-    limit = MARGIN / missed.excess * missed_noise
-    plans, found = _fastest_within(plans, noise, limit)
-    if found is not None and found.has_int8:
-        return plans, found
-    return _fastest_within(plans, noise, math.sqrt(limit * missed_noise))
-
-
-def _next_faster(
-    plans: PricedPlans, noises: Noises, best: _Accepted, missed: Sequence[_Missed]
-) -> tuple[PricedPlans, Plan | None]:
-    """Return the plans with all measured costs, and a plan that is faster than a model that keeps the promise.
-
-    The noise of the plan is what the promise allows, else between this and the noise of the last plan that misses it.
-    The plan is None if there is no such plan. A plan is not measured if it is not cheaper by its costs.
-    """
-    noise, kept = noises.of_plan, best.candidate.plan
-    least, most, tried = noise(kept), noise(missed[-1].plan), [kept, *(each.plan for each in missed)]
-    limit = MARGIN * _allowed(noises, best)
-    limit = limit if least < limit < most else math.sqrt(least * most)
-    for _ in range(HALVINGS):
-        cheap = _least_noise_as_fast(plans, noise, limit)
-        if cheap is not None and not 0 < plans.share(kept) <= plans.share(cheap):  # costs are 0 if unknown
-            plans, found = _fastest_within(plans, noise, limit)
-            if found is not None and not any(is_same(found, each) for each in tried):
-                if plans.ratio(found, best.candidate) <= FASTER:
-                    return plans, found
-                tried.append(found)
-        limit = math.sqrt(limit * most)
-    return plans, None
+# ---------------------------------------------------------------------------------------------------- native operators
 
 
 def _without_few_native(job: Job, plans: PricedPlans, best: _Accepted, build: Callable[[Plan], Candidate]) -> _Accepted:
@@ -288,76 +403,6 @@ def _without_few_native(job: Job, plans: PricedPlans, best: _Accepted, build: Ca
     candidate = build(stock)
     accuracy = measure_accuracy(job, candidate)
     return replace(best, candidate=candidate, accuracy=accuracy) if promise_of(job, accuracy).kept else best
-
-
-def _noise_evidence(job: Job, ranges: TensorRanges, trial: Trial) -> Evidence:
-    """Return the noise of each tensor alone, measured now if it is not known."""
-    known = trial.candidate.evidence
-    if not _can_try_tensors(job, trial):
-        return known
-    effort = EFFORTS[job.options.effort]
-    found = evidence_of(job, ranges, all_int8_candidate(job, ranges), trial.accuracy, effort.retry, effort.least_db)
-    return replace(found, kept_float={**known.kept_float, **found.kept_float})
-
-
-def _can_try_tensors(job: Job, trial: Trial) -> bool:
-    """Whether the noise of each tensor alone is unknown, can be measured, and was not tried within the same limit."""
-    known = trial.candidate.evidence
-    if known.noise or job.weights.large or not trial.candidate.qparams:
-        return False
-    return known.limit < EFFORTS[job.options.effort].retry
-
-
-def _fastest_within(
-    plans: PricedPlans, noise: Callable[[Plan], float], limit: float
-) -> tuple[PricedPlans, Plan | None]:
-    """Return the plans with all measured costs, and the fastest plan with at most `limit` noise; None without one.
-
-    The model of the cheapest plan is profiled. Its costs may make another plan the cheapest, which is profiled next, at
-    most `PROFILES` times.
-    """
-    tried: list[tuple[float, Plan]] = []
-    for _ in range(PROFILES):
-        plan = _least_noise_as_fast(plans, noise, limit)
-        if plan is None or any(is_same(plan, before) for _, before in tried):
-            break
-        plans, took = plans.measured(plan)
-        tried.append((took, plan))
-    _, best = min(tried, key=lambda row: row[0], default=(0.0, None))
-    return plans, best
-
-
-def _least_noise_as_fast(plans: PricedPlans, noise: Callable[[Plan], float], limit: float) -> Plan | None:
-    """Return the plan with the least noise among those that take at most 1 / `FASTER` of the time of one plan.
-
-    This one has the least price at which the noise is at most `limit`. Return None if no price gives such a plan.
-    """
-    found = _cheapest_within(plans, noise, limit)
-    if found is None:
-        return None
-    price, plan = found
-    most = plans.share(plan) / FASTER
-    dearer = (plans(price * 2 ** (step / HALVINGS)) for step in range(1, HALVINGS + 1))
-    *_, quietest = (plan, *takewhile(lambda each: 0 < plans.share(each) <= most, dearer))
-    return quietest
-
-
-def _cheapest_within(
-    plan_at: Callable[[float], Plan], noise: Callable[[Plan], float], limit: float
-) -> tuple[float, Plan] | None:
-    """Return the least price at which the noise of the plan is at most `limit`, and the plan; None if there is none."""
-    prices = (CHEAPEST * 2**step for step in range(STEPS))
-    found = next(((price, plan) for price in prices if noise(plan := plan_at(price)) <= limit), None)
-    if found is None:
-        return None
-    (most, best), least = found, found[0] / 2
-    for _ in range(HALVINGS):
-        price = math.sqrt(least * most)
-        if noise(plan := plan_at(price)) <= limit:
-            most, best = price, plan
-        else:
-            least = price
-    return most, best
 
 
 def _build_candidate(

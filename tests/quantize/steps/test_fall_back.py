@@ -13,8 +13,8 @@ from requant import RequantError
 from requant.quantize import Options
 from requant.quantize.job import Evidence
 from requant.quantize.placement.noise import Noises
+from requant.quantize.placement.quiet_plans import fastest_within
 from requant.quantize.steps import fall_back
-from requant.quantize.steps.fall_back import _fastest_within
 from requant.quantize.steps.forecast import BETWEEN, ROUNDS
 from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
 
@@ -53,7 +53,7 @@ class Priced:
 
 
 def floats_of(plans: Any, limit: float) -> str:
-    _, plan = _fastest_within(plans, noise, limit)
+    _, plan = fastest_within(plans, noise, limit)
     assert plan is not None
     return floats_in(plan)
 
@@ -253,7 +253,7 @@ def test_few_native_operators_that_gain_nothing_become_those_of_the_runtime(
 
 def test_no_plan_is_quiet_enough() -> None:
     plans: Any = Priced(dict.fromkeys(NAMES, 1e9), EVEN)
-    assert _fastest_within(plans, noise, 0.5) == (plans, None)
+    assert fastest_within(plans, noise, 0.5) == (plans, None)
 
 
 def test_a_plan_that_is_hardly_slower_and_quieter_is_better() -> None:
