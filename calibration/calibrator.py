@@ -193,7 +193,7 @@ class Calibrator:
         return rule
 
     def merge(self, other: Calibrator) -> Calibrator:
-        """Add the statistics of another calibrator of the same model. The ranges are those of one run over all data.
+        """Add the statistics of another calibrator of the same model. One run over all data would give the same ranges.
 
         How the ranges grew (`Observations.runs`) is known of each part alone, unless ``Execution(first=N)`` gives the
         position of its first sample in the whole data.

@@ -52,7 +52,7 @@ def fuse_prelu(model: ir.Model) -> Change:
     Before:  y = Add(Relu(x), Mul(Relu(Neg(x)), -a));  y = Add(Relu(x), Mul(Mul(Sub(x, Abs(x)), 0.5), a));
              y = Where(Greater(x, 0), x, Mul(x, a)), a constant
     After:   y = LeakyRelu(x), alpha a, where a is one number
-             y = Add(Relu(x), Mul(Clip(x, -infinity, 0), a)) for other slopes, as those of channels or of elements
+             y = Add(Relu(x), Mul(Clip(x, -infinity, 0), a)) for other slopes: one for each channel or element
         Keras, PyTorch and PaddlePaddle write PRelus so; both summands may be transposed. The runtime computes the last
         form a little faster than the first, and ten times as fast as the operator PRelu or the Where. A native operator
         computes it in integers. Values that are infinite stay, also where the absolute value made them NaN.

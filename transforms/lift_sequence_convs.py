@@ -67,7 +67,7 @@ def lift_sequence_convs(model: ir.Model) -> Change:
         What stands between convolutions computes on images too. ONNX Runtime takes several times as long for a
         depthwise convolution of a sequence as for one of an image, and it has its blocked layout, as we have native
         operators, for images alone.
-    Left alone: opsets below 13 (``opset``); computed weights (``computed``); convolutions that are slower as those of
+    Left alone: opsets below 13 (``opset``); computed weights (``computed``); convolutions that would be slower on
         images (``narrow``): Conv with at most 5 results; Conv of 4 to 15 channels with at most 6 results, or with
         windows shorter than 7 (shorter than 5 from 12 results on, than 3 from 16 on); ConvTranspose of 4 to 15
         channels with windows shorter than 3.

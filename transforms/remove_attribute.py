@@ -10,7 +10,7 @@ from .registry import Change, transform
 
 @transform("remove_attribute", changes_values=True)
 def remove_attribute(model: ir.Model, *, attribute_name: str, op_name: str = "") -> Change:
-    """Remove an attribute from all nodes, or from those of one operator.
+    """Remove an attribute from all nodes, or from the nodes of one operator.
 
     Before:  y = LeakyRelu(x), alpha 0.2
     After:   y = LeakyRelu(x), for (attribute_name=alpha): the operator takes its default

@@ -10,7 +10,7 @@ from .registry import Change, TransformError, transform
 
 @transform("rename_attribute", changes_values=True)
 def rename_attribute(model: ir.Model, *, old_attribute_name: str, new_attribute_name: str, op_name: str = "") -> Change:
-    """Rename an attribute of all nodes, or of those of one operator.
+    """Rename an attribute of all nodes, or of the nodes of one operator.
 
     Before:  y = my.domain.Norm(x), eps 0.1
     After:   y = my.domain.Norm(x), epsilon 0.1, for (old_attribute_name=eps, new_attribute_name=epsilon)

@@ -46,8 +46,8 @@ def rerange_quantized_concat(model: ir.Model) -> Change:
     Before:  y = QLinearConcat(sy, zy, a, sa, za, b, sb, zb);  a, b = two QLinearConv
     After:   all of them with the scale and zero point of the range from the lowest minimum to the highest maximum
         The Concat then rounds nothing. A Concat between DequantizeLinear and QuantizeLinear is treated in the same way.
-        Tensors before and after poolings and other operators that only move integers, and those of a nested Concat,
-        change too. The int32 biases of products that read such a tensor are rescaled. A branch with a narrow range
+        Tensors before and after poolings and other operators that only move integers change too, and the tensors of a
+        nested Concat. The int32 biases of products that read such a tensor are rescaled. A branch with a narrow range
         loses resolution.
     Left alone: a tensor that comes from an input of the graph or has computed parameters (``not-frozen``), that a
         caller reads (``graph-output``), or that another kind of operator reads (``other-reader``); tensors of different

@@ -32,8 +32,8 @@ def split_merged_heads(model: ir.Model) -> Change:
         DeBERTa writes scores with relative positions so; c is a constant weight. A factor like Sqrt(3 * Shape(k)[2])
         becomes a number if the length is one.
     Left alone: all operators between such Reshapes if one of them is another operator than products of matrices, sums,
-        factors, a Softmax, a Transpose, and a GatherElements (``operators``), if lengths are not known to be those of
-        the batch and the heads (``lengths``), if there are several numbers of heads (``heads``), or if a result is an
+        factors, a Softmax, a Transpose, and a GatherElements (``operators``), if lengths are not known to be the
+        batch and the heads (``lengths``), if there are several numbers of heads (``heads``), or if a result is an
         output of a graph (``output``).
     """
     change, lengths, taken, seen = Change(), Lengths(model), names(model), set[ir.Node]()

@@ -62,8 +62,8 @@ def unshuffle_to_depth(model: ir.Model) -> Change:
         ONNX Runtime takes ten times as long for the Transpose of six axes as for a SpaceToDepth. This one counts
         the pixels of a block first, then the channels; the unshuffle counts the channels first. A Concat of channels
         may stand before the Conv. Images of one channel have one order, and may have any reader.
-    Left alone: a Transpose of six axes with another order (``other-order``), or between reshapes that are not those of
-        a pixel unshuffle for all lengths (``not-unshuffle``); other types than float32 (``not-float32``); results that
+    Left alone: a Transpose of six axes with another order (``other-order``), or between reshapes that do not make a
+        pixel unshuffle for all lengths (``not-unshuffle``); other types than float32 (``not-float32``); results that
         another operator reads, or several, or a Conv with groups or computed weights (``other-reader``).
     """
     change, taken = Change(), names(model)

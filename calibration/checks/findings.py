@@ -317,7 +317,7 @@ def growth(seen: Observations, held: int = 0) -> list[Finding]:
         return []
     curve = growth_curve(seen)
     points = ", ".join(f"{samples}: {share:.2f}" for samples, share in curve)
-    kept = f" ({held} of those given judge the model and give no ranges)" if held else ""
+    kept = f" ({held} of the given samples judge the model and give no ranges)" if held else ""
     message = (
         f"the ranges still grow: by {grown:.0%} on average with each doubling of the samples ({points} of the "
         f"final width, mean over {number_of(len(grew), 'tensor')}); add samples{kept}, or choose a rule that clips"

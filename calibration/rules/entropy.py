@@ -55,7 +55,7 @@ def entropy(histogram: Histogram, precision: Precision) -> tuple[float, float]:
 
     The divergence does not depend on how far away a clipped value is. With 8 bits it would clip the few distant values
     that hold much of the energy of a heavy-tailed tensor. Therefore only ranges count whose `expected_error` is at most
-    that of the extremes. The extremes are one of these ranges.
+    as large as the error of the extremes. The extremes are one of these ranges.
 
     Args:
         histogram: The values.

@@ -158,7 +158,7 @@ def compare_models(
         int8_model: The path of the INT8 model.
         data: A data source; with labels, broken and fixed items are counted.
         batch: Items per run for a second measurement of latency; 1 for none.
-        setting: How the models run. The outputs are compared with those of the float model in ONNX Runtime.
+        setting: How the models run. The outputs are compared with the outputs of the float model in ONNX Runtime.
         progress: Called with a stage, the part that is done, and the total (None: unknown).
         metric: A metric for both models; see `requant.quantize.accuracy.metrics.metric_named`.
 

@@ -59,6 +59,6 @@ def check_label(outputs: Outputs, sample: Sample) -> str:
             except DataError:
                 if len(heads) > 1 or len(candidates(outputs)) == 1:
                     raise
-                return f"labels beyond the classes of {name!r} are those of another output: they judge nothing here"
+                return f"labels beyond the classes of {name!r} belong to another output: they judge nothing here"
             return ""
     return f"labels of {labels.dtype} {list(labels.shape)} are no classes of the predictions: they judge nothing here"

@@ -102,10 +102,10 @@ class Accuracy:
             scores tokens.
         states: The outputs that feed the next sample. They are no results: their noise counts in the results of later
             samples, since each model carries its own state.
-        worst_sample: The sample whose result has the lowest SQNR, lower than that of all samples at each result; None
-            if no sample stands out. Where classes judge one of several results, it is of another one.
+        worst_sample: The sample whose result has the lowest SQNR, if it is lower than the SQNR of all samples at each
+            result; None if no sample stands out. Where classes judge one of several results, it is of another one.
         above_half: By float output: how many values are above 0.5 in both models, and in one of them. `quantize` and
-            `compare` keep those of the outputs that a Sigmoid writes.
+            `compare` keep the rows of the outputs that a Sigmoid writes.
         replaced: By output that is not compared itself, since the model chooses it by its own scores: its own SQNR in
             dB; NaN for integers.
         saturated: The outputs whose probabilities are all nearly 0 or 1, so that their noise does not show.

@@ -109,7 +109,7 @@ def ops(name: str | None, as_json: bool) -> None:
     \b
     requant ops MatMul
 
-    Without NAME all operators are listed. The kernels are those of the installed runtime.
+    Without NAME all operators are listed. The kernels are the ones that the installed runtime has.
     """
     from ..tools.inspect.operators import operators
 

@@ -116,7 +116,7 @@ def compare(
     \b
     requant compare model.onnx model_int8.onnx --data test.npz
 
-    The outputs are compared with those of FLOAT in ONNX Runtime, and the latency with that of FLOAT in --runtime.
+    Outputs are compared with the outputs of FLOAT in ONNX Runtime. Both models are timed in --runtime.
     """
     from .. import compare_models
     from ..accuracy.metrics import metric_named
@@ -153,7 +153,7 @@ def compare(
     type=click.Choice(("auto", "native", "stock")),
     default="auto",
     show_default=True,
-    help="Operators: the runtime's own (stock), those of ai.requant (native), or the faster ones (auto).",
+    help="Operators of the runtime (stock), operators of ai.requant (native), or the faster ones (auto).",
 )
 @json_option
 @force_option

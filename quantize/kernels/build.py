@@ -150,7 +150,7 @@ def _main() -> None:
     parser.add_argument("--output", type=Path, help="The library to write.")
     parser.add_argument("--check", type=int, metavar="N", help="Compare N random convolutions with their definition.")
     parser.add_argument("--sanitize", action="store_true", help="With --check: stop at undefined behaviour.")
-    parser.add_argument("--cpu", help="With --check: the CPU to emulate, of those that qemu lists with -cpu help.")
+    parser.add_argument("--cpu", help="With --check: the CPU to emulate; qemu lists the names with -cpu help.")
     given = parser.parse_args()
     if given.check is None and (given.sanitize or given.cpu):
         parser.error(f"{'--sanitize' if given.sanitize else '--cpu'} needs --check N")

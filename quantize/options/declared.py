@@ -176,7 +176,7 @@ INT8 = (
         metavar="A,B",
         sample=["bias", "rounding"],
         help=f"Use only these: {', '.join(CORRECTIONS)}.",
-        more="[default: those of --effort]",
+        more="[default: the corrections of --effort]",
     ),
     Option("format", Kind.TEXT, "QDQ pairs, or fused QLinear operators", "output", default="qdq", choices=FORMATS),
     Option("exclude_nodes", Kind.NAMES, "Nodes that stay float; 'head*' names several.", metavar="A,B"),
@@ -367,7 +367,7 @@ CHECK: tuple[Option, ...] = (
         metavar="M",
         sample=["top1"],
         help="Metrics, such as top1, map or cosine; see docs/metrics.md.",
-        more="May be repeated. [default: those of the baseline]",
+        more="May be repeated. [default: the metrics of the baseline]",
     ),
     LOWER,
     Option(

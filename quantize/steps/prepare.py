@@ -51,7 +51,10 @@ RESTORED = (
     "Outputs are compared with the model with float weights, time with the given model; the strategy dynamic leaves "
     "the operators"
 )
-AS_GIVEN = "the operators that compute their ranges at run time stay; outputs are compared with those of float weights"
+AS_GIVEN = (
+    "the operators that compute their ranges at run time stay; outputs are compared with the outputs of the same model "
+    "with float weights"
+)
 
 UNJUDGED = "timed on {}; the accuracy is not measured, since random inputs cannot judge it: give data"
 

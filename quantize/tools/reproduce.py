@@ -198,7 +198,7 @@ class _Quantized:
             raise RequantError(f"{source}: another model than {os.fspath(path)} was made from; give --model FLOAT")
         plan = plan_path(path) if inputs.plan is None else Path(inputs.plan)
         if made.written == "int8" and plan_digest(implementations(plan)) != made.plan:
-            raise RequantError(f"{plan}: another plan than that of {os.fspath(path)}; give --plan FILE")
+            raise RequantError(f"{plan}: {os.fspath(path)} was made with another plan; give --plan FILE")
         options = _options(path, model.metadata_props, made)
         options = replace(options, ranges=inputs.ranges, plan=plan if made.own_plan else None)
         return cls(model.metadata_props.get(VERSION_KEY, ""), source, made, options, inputs.data, plan)

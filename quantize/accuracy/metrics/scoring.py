@@ -301,7 +301,7 @@ def _reference(metric: Metric, given: Against) -> Reference | None:
     if not metric.reference:
         return None
     if given is None:
-        raise RequantError(f"{metric.name} compares outputs with those of the float model; give a float model")
+        raise RequantError(f"{metric.name} compares outputs with the outputs of the float model; give a float model")
     return given if isinstance(given, Reference) else Reference(metric, given, room=0)  # used once
 
 

@@ -144,7 +144,7 @@ def compile_model(
             than 2 GB in a file beside it. It is written completely or not at all.
         data: A data source whose first samples are run; None for random inputs.
         threads: Threads inside one operator while timing; 0 is the runtime's choice.
-        kernels: ``stock`` for the runtime's own operators, ``native`` for those of ``ai.requant``, or ``auto``: native
+        kernels: ``stock`` for operators of the runtime, ``native`` for operators of ``ai.requant``, or ``auto``: native
             where that is faster here, and where the original is. A model with native operators needs their library to
             load. What the original computes with them, ``stock`` rounds otherwise.
         force: Whether an existing output may be overwritten.

@@ -84,7 +84,7 @@ class Inspection:
         tensors: The number of computed tensors of each type; None is an unknown type.
         depends: The free axes on which shapes depend: their names, or ``"axis 0 of 'x'"``.
         unknown: Reasons why a count is unknown although all inputs have lengths.
-        macs: Multiply-accumulates of a run, of an If those of the most expensive body; None if unknown.
+        macs: Multiply-accumulates of a run; of an If, as the most expensive body has them; None if unknown.
         peak_bytes: The largest memory of computed tensors at one time, if each lives from its node to its last reader;
             None if unknown. An estimate: the runtime reuses memory and fuses nodes.
         nodes: Every node, in file order.

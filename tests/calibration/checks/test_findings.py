@@ -437,7 +437,7 @@ def test_ranges_that_still_grow() -> None:
     assert findings(grown([[0.8] * 70 + [1.0] * 30])) == ()  # one sample is wider than all others
     assert told.message.endswith("mean over 2 tensors); add samples, or choose a rule that clips")
     (alone,) = growth(seen.without({"t1"}), held=16)
-    kept = "16 of those given judge the model and give no ranges"
+    kept = "16 of the given samples judge the model and give no ranges"
     assert alone.message.endswith(f"mean over 1 tensor); add samples ({kept}), or choose a rule that clips")
 
 

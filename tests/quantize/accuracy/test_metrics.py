@@ -421,7 +421,7 @@ def test_a_reference_is_run_once_for_many_models(echo: Path, monkeypatch: pytest
             assert score_of(METRICS[metric], other, source, reference=reference).value in (1.0, math.inf)
         assert runs.count("echo.onnx") == expected
     assert score_of(METRICS["agreement"], other, source, reference=echo).value == 1.0
-    with pytest.raises(RequantError, match="agreement compares outputs with those of the float model"):
+    with pytest.raises(RequantError, match="agreement compares outputs with the outputs of the float model"):
         score_of(METRICS["agreement"], other, source)
 
 

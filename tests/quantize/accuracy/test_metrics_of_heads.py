@@ -114,4 +114,4 @@ def test_labels_of_another_head_do_not_judge_the_first() -> None:
     assert compare_outputs(results, terms=Terms("skip")).labelled is None
     with pytest.raises(RequantError, match="sample 4: label 4, but the output has 2 classes"):
         compare_outputs(results)
-    assert check_label(*results[1][1:]).startswith("labels beyond the classes of 'gender' are those of another output")
+    assert check_label(*results[1][1:]).startswith("labels beyond the classes of 'gender' belong to another output")

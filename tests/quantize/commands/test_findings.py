@@ -106,7 +106,7 @@ def test_only_the_ranges_that_the_plan_uses_can_still_grow(tmp_path: Path) -> No
     plan, others = run.trial.candidate.plan, [each for each in run.ranges.findings if each.kind != "growing"]
     (told,) = [each for each in result.findings if each.kind == "growing"]
     assert f"mean over {len(plan.observed)} tensors" in told.message
-    assert "add samples (16 of those given judge the model and give no ranges), or " in told.message
+    assert "add samples (16 of the given samples judge the model and give no ranges), or " in told.message
     assert "growing" in {each.kind for each in run.ranges.findings}
     assert [*findings_of_plan(run.job, run.ranges, all_float(plan))] == others  # no range is in this model
     last = next(unit for unit in reversed(plan.units) if plan.impl(unit).int8)

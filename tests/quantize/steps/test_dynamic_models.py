@@ -92,7 +92,9 @@ def test_it_stays_dynamic_where_neither_int8_nor_float_is_faster(
     assert result.why_not.startswith("int8 gains too little here: 1.00x the speed of the dynamically quantized model")
     assert result.why_not.endswith("the output is the simplified model")
     assert not any("get float weights" in note for note in result.notes)
-    assert any("outputs are compared with those of float weights" in note for note in result.notes)
+    assert any(
+        "outputs are compared with the outputs of the same model with float weights" in note for note in result.notes
+    )
     assert not any(row.reason == "no ranges without data" for row in result.float_nodes)
     assert 20 < result.accuracy.worst_sqnr_db < 100  # against the float weights
 
