@@ -219,7 +219,7 @@ class Served:
     """A plan for several batch sizes or regimes at one of them.
 
     Attributes:
-        batch: Items per run.
+        batch: Items per run; None where that is not known.
         predicted_ms: The sum of the costs of the plan, in milliseconds; None without measured costs.
         tried: Milliseconds of each plan that was compared, by name.
         chosen: The name of the plan.
@@ -227,7 +227,7 @@ class Served:
         regime: The regime of a decoder; None for other models.
     """
 
-    batch: int
+    batch: int | None
     predicted_ms: float | None
     tried: Mapping[str, float]
     chosen: str

@@ -143,7 +143,7 @@ def time_models(
     *,
     weights: Weights,
     threads: int,
-    batch: int,
+    batch: int | None,
     seconds: float = 2.0,
     settle: bool = False,
 ) -> Latency:
@@ -157,7 +157,7 @@ def time_models(
         feed: The inputs.
         weights: The size of the float model.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
-        batch: Items in the feed.
+        batch: Items in the feed; None if they are not known.
         seconds: The time for two models together; a third one takes half as much more. On a busy machine they are
             timed up to three times as long.
         settle: Whether they are timed as long too where INT8 is faster by less than the uncertainty; see `race`.

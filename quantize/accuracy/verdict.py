@@ -305,11 +305,18 @@ def metric_rows(found: Versus, where: str) -> Iterator[Row]:
 
 
 def latency_rows(timed: Latency, simple: str = SIMPLE) -> Iterator[Row]:
-    """Yield a latency with its speed-up and throughput; `simple` is what the third model is, as for `verdict`."""
+    """Yield a latency with its speed-up, and its throughput if that is known.
+
+    Args:
+        timed: The latency.
+        simple: What the third model is, as for `verdict`.
+    """
     median = f"median {timed.float_median_ms:.3f} -> {timed.int8_median_ms:.3f} ms"
-    rate = f"{timed.float_rate:.0f} -> {timed.int8_rate:.0f} {'tokens' if timed.regime else 'items'}/s"
+    rate = ""
+    if timed.float_rate is not None and timed.int8_rate is not None:
+        rate = f"; {timed.float_rate:.0f} -> {timed.int8_rate:.0f} {'tokens' if timed.regime else 'items'}/s"
     least = f"{timed.float_ms:.3f} -> {timed.int8_ms:.3f} ms: {timed.speedup:.2f}x{_in_parentheses(timed.doubt)}"
-    yield f"latency, {timed.name}", f"{least} ({median}; {rate})"
+    yield f"latency, {timed.name}", f"{least} ({median}{rate})"
     if timed.simple_ms is not None:
         yield "", f"{simple} {timed.simple_ms:.3f} ms: {timed.float_ms / timed.simple_ms:.2f}x"
     told = [text for text in (timed.shapes, timed.sample) if text]

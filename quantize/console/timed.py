@@ -10,6 +10,7 @@ from ...system.printable import number_of
 from ..kernels.library import Kernels
 from ..model.files import size_text
 from ..runtime.clock import doubt
+from ..runtime.timing import load_name
 from ..tools.bench.bench import Bench, Timed
 from ..tools.bench.compile import Compiled
 from ..tools.bench.compiled_times import Change
@@ -71,9 +72,9 @@ def print_bench(found: Bench) -> None:
     console = Terminal()
     threads = threads_text(found.threads)
     timed, other = found.timed, found.other
-    where = f"{found.runtime}, batch {found.batch}, {threads}, {found.data}"
+    where = f"{found.runtime}, {load_name(found.batch, None)}, {threads}, {found.data}"
     lines = [f"{timed.model}, {where}:", _times(timed)]
-    lines[1] += f", {found.rate:.0f} items/s"
+    lines[1] += "" if found.rate is None else f", {found.rate:.0f} items/s"
     if other is not None:
         lines += [f"{other.model}:", _times(other)]
         lines.append(

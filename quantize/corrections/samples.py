@@ -40,7 +40,7 @@ class WalkedLayer:
 
 def walked_layers(job: Job, plan: Plan) -> Iterator[WalkedLayer]:
     """Yield the layers of a plan whose weights are corrected."""
-    nodes, batch = nodes_by_name(job.simple), job.loads[0].batch if job.loads else 1
+    nodes, batch = nodes_by_name(job.simple), job.loads[0].asked if job.loads else 1
     shapes = job.fed_shapes
     for unit in plan.units:
         impl = plan.impl(unit)

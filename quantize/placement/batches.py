@@ -114,7 +114,7 @@ def finalists(times: Sequence[Times], native: Collection[str] = ()) -> list[str]
 
 
 def served(
-    loads: Sequence[tuple[int, Regime | None]],
+    loads: Sequence[tuple[int | None, Regime | None]],
     chosen: str,
     own: Sequence[str],
     tried: Sequence[Times],

@@ -42,19 +42,21 @@ class Size:
     """A batch size that the plan serves, or a regime of a decoder.
 
     Attributes:
-        batch: Items per run.
+        batch: Items per run; None where that is not known.
         bench: Profiles models on a feed of this size.
         known: What is known of the costs at this size.
         brief: Whether the float model runs for less than `LEAST_MS`: such a size gives no plans, but whole models are
             timed at it.
         regime: The regime of a decoder; None for other models.
+        asked: The batch size that was asked for, as `Load.asked`.
     """
 
-    batch: int
+    batch: int | None
     bench: Bench
     known: Measured
     brief: bool = False
     regime: Regime | None = None
+    asked: int = 1
 
     @property
     def name(self) -> str:
@@ -219,7 +221,8 @@ def on_agreeing_samples(sizes: Sequence[Size], runners: Mapping[str, LoadedModel
     if job.source is None or not job.judged or not work_depends_on_data(job.simple):
         return sizes
     models = [job.timed.runner(job.options.threads), *runners.values()]
-    loads = [agreeing(Load(size.batch, size.bench.feed, size.regime), job.source, models) for size in sizes]
+    usual = [Load(size.batch, size.bench.feed, size.regime, asked=size.asked) for size in sizes]
+    loads = [agreeing(load, job.source, models) for load in usual]
     return [replace(size, bench=replace(size.bench, feed=load.feed)) for size, load in zip(sizes, loads, strict=True)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ... import RequantError
@@ -88,12 +89,13 @@ def sizes_of(
     costs = _known_costs(job).with_rows(before.costs)
     found, keys = [], set[str]()
     for load in job.loads or (None,):
-        batch, feed, regime = (1, None, None) if load is None else (load.batch, load.feed, load.regime)
+        feed = None if load is None else load.feed
         space = Space.of(job, facts, rules, feed)
         keys.update(space.keys.values())
         prices = with_absorbed(Prices.of(space, costs, noise))
         known = Measured.of(prices, before.costs, sure=before.sure)
-        found.append(Size(batch, Bench.of(job, space, write, feed), known, regime=regime))
+        size = Size(1, Bench.of(job, space, write, feed), known)
+        found.append(size if load is None else replace(size, batch=load.batch, regime=load.regime, asked=load.asked))
     if job.policy.costs is not None:
         priced = _with_costs(job, costs, keys)
         if len(priced) < len(keys):

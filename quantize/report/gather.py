@@ -110,7 +110,7 @@ def headline_of(result: Result, threads: int) -> Headline:
         int8_median_ms=latency.int8_median_ms if latency else None,
         uncertainty=latency.uncertainty if latency else None,
         runs=latency.runs if latency else 0,
-        batch=latency.batch if latency else 1,
+        batch=(latency.batch if latency else None) or 1,
         threads=threads,
         float_bytes=result.float_bytes,
         int8_bytes=result.int8_bytes,

@@ -316,7 +316,7 @@ class Headline:
         int8_median_ms: Median time of the output.
         uncertainty: How far the speed-up may be from the truth, as a share of it; None if nothing was timed.
         runs: Runs of each.
-        batch: Items per run.
+        batch: Items per run; 1 where that is not known.
         threads: Threads inside one operator; 0 is the runtime's choice.
         float_bytes: Size of the float model with its external data.
         int8_bytes: Size of the output.

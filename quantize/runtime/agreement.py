@@ -19,7 +19,7 @@ from ...calibration.data.sources import Source
 from ...calibration.model.session import Feed
 from ...transforms.graphs.queries import computing_nodes
 from .inputs import repeated
-from .loads import Load, by_size, shapes_text
+from .loads import Load, by_size, load_of, shapes_text
 from .runtimes import LoadedModel
 
 SIZED_BY_DATA = ("Loop", "NonZero", "NonMaxSuppression", "Unique", "Compress")
@@ -86,10 +86,11 @@ def _from_the_middle(source: Source) -> Iterator[Sample]:
 
 def _load_of(sample: Sample, load: Load, source: Source, why: str) -> Load:
     """Return a load with the inputs of a sample."""
-    feed = sample.feed if load.batch == 1 else repeated(source, sample.feed, load.batch)
+    feed = sample.feed if load.asked == 1 else repeated(source, sample.feed, load.asked)
+    found = load_of(source, feed, load.asked, load.regime)
     place = sample.where.rpartition("/")[2]
     told = f"{place}, where the lengths of outputs are {why} as on the usual sample"
-    return replace(load, feed=feed, shapes=shapes_text(source, feed, load.batch), sample=told)
+    return replace(found, shapes=shapes_text(source, feed, found.batch), sample=told)
 
 
 def _factor(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +10,11 @@ import numpy as np
 from ... import RequantError
 from ...calibration.data.samples import Sample
 from ...calibration.data.sources import DataSource, Source, open_source
-from ...calibration.model.session import Array, ModelSource
+from ...calibration.model.session import Array, InputSpec, ModelSource
 from .session import Runner
+
+UNSURE = 3
+"""The rank of inputs whose fixed first axis may be channels or time: (C, H, W), (T, N, F) or (N, T, F)."""
 
 
 def open_data(model: ModelSource, data: DataSource, samples: int | None = None) -> Source:
@@ -69,3 +72,25 @@ def repeated(source: Source, feed: Mapping[str, Array], batch: int) -> dict[str,
         raise RequantError(
             f"the inputs of a batch of {batch} do not fit into memory; choose a smaller batch"
         ) from error
+
+
+def items_in(inputs: Iterable[InputSpec], feed: Mapping[str, Array], states: Collection[str] = ()) -> int | None:
+    """Return how many items a feed has: the rows of its inputs with a batch axis.
+
+    Return None if these differ, or if it is not known whether an axis is a batch axis. The first axis of an input of
+    two or more axes is a batch axis if it is open. If no input has an open one, the fixed ones are batch axes, except
+    where all inputs have `UNSURE` axes and several rows. A feed without batch axes is one item.
+
+    Args:
+        inputs: The inputs of the model.
+        feed: Their arrays.
+        states: The names of inputs that hold a state: their first axis may count layers.
+    """
+    counted = [spec for spec in inputs if spec.name in feed and spec.name not in states and len(spec.shape) > 1]
+    free = [spec for spec in counted if not isinstance(spec.shape[0], int)]
+    counts = {len(feed[spec.name]) for spec in free or counted}
+    if len(counts) < 2:
+        count = next(iter(counts), 1)
+        sure = free or count == 1 or any(len(spec.shape) != UNSURE for spec in counted)
+        return count if sure else None
+    return None

@@ -12,7 +12,7 @@ from ...calibration.data.samples import Sample
 from ...calibration.data.sequences import COMPUTED, Carrier, Lengths, next_state
 from ...calibration.data.sources import Source
 from ...calibration.model.session import Array, Feed, InputSpec
-from .inputs import first_sample, repeated
+from .inputs import first_sample, items_in, repeated
 from .timing import Regime
 
 LOOKED = 64
@@ -26,19 +26,21 @@ class Load:
     """One run that is timed.
 
     Attributes:
-        batch: Items per run.
+        batch: Items per run; None where inputs have different numbers of rows. See `inputs.items_in`.
         feed: The inputs.
         regime: The regime of a decoder; None for other models.
         shapes: The shapes of the inputs whose sizes the model leaves open: ``"ids 1x32"``. Empty if there are none,
             or if only the batch axis is open and has `batch` rows.
         sample: The sample and why it is timed, if that is not the usual one; see `agreement.agreeing`.
+        asked: The batch size that was asked for; with 1, the feed is a sample as it is, of any number of items.
     """
 
-    batch: int
+    batch: int | None
     feed: Feed
     regime: Regime | None = None
     shapes: str = ""
     sample: str = ""
+    asked: int = 1
 
 
 def loads_of(source: Source, batches: Sequence[int]) -> tuple[Load, ...]:
@@ -52,7 +54,7 @@ def loads_of(source: Source, batches: Sequence[int]) -> tuple[Load, ...]:
     regimes = None if source.carrier is None else _regimes(source, source.carrier)
     if regimes is not None:
         return tuple(
-            Load(batch, feed if batch == 1 else repeated(source, feed, batch), regime)
+            load_of(source, feed if batch == 1 else repeated(source, feed, batch), batch, regime)
             for batch in batches
             for regime, feed in regimes
         )
@@ -61,7 +63,21 @@ def loads_of(source: Source, batches: Sequence[int]) -> tuple[Load, ...]:
         feeds: list[Feed] = [first_sample(source, batch).feed for batch in batches]
     else:
         feeds = [found if batch == 1 else repeated(source, found, batch) for batch in batches]
-    return tuple(Load(batch, f, shapes=shapes_text(source, f, batch)) for batch, f in zip(batches, feeds, strict=True))
+    loads = (load_of(source, feed, batch) for batch, feed in zip(batches, feeds, strict=True))
+    return tuple(replace(load, shapes=shapes_text(source, load.feed, load.batch)) for load in loads)
+
+
+def load_of(source: Source, feed: Feed, asked: int, regime: Regime | None = None) -> Load:
+    """Return a feed as a load with its number of items.
+
+    Args:
+        source: The data, with the inputs of the model.
+        feed: The inputs; with `asked` above 1, each has as many rows.
+        asked: The batch size that was asked for.
+        regime: The regime of a decoder; None for other models.
+    """
+    states = {link.input for link in source.links}
+    return Load(asked if asked > 1 else items_in(source.inputs, feed, states), feed, regime, asked=asked)
 
 
 def _of_middle_size(source: Source) -> Feed | None:
@@ -82,7 +98,7 @@ def _is_open(spec: InputSpec) -> bool:
     return not all(isinstance(axis, int) for axis in spec.shape[1:])
 
 
-def shapes_text(source: Source, feed: Feed, batch: int) -> str:
+def shapes_text(source: Source, feed: Feed, batch: int | None) -> str:
     """Return the names and shapes of the inputs whose sizes the model leaves open.
 
     An input of which only the first axis is open is left out if that axis has the length of the batch.
@@ -95,7 +111,7 @@ def shapes_text(source: Source, feed: Feed, batch: int) -> str:
     return ", ".join(f"{name} {'x'.join(map(str, feed[name].shape))}" for name in found)
 
 
-def _has_other_rows(spec: InputSpec, array: Array, batch: int) -> bool:
+def _has_other_rows(spec: InputSpec, array: Array, batch: int | None) -> bool:
     """Whether the first axis of an input is open, and has another length than the batch."""
     return bool(spec.shape) and not isinstance(spec.shape[0], int) and len(array) != batch
 

@@ -28,11 +28,14 @@ class Regime:
         return f"{self.name} after {self.past} tokens" if self.past else f"{self.name} of {self.tokens} tokens"
 
 
-def load_name(batch: int, regime: Regime | None) -> str:
-    """Return the name of what is timed: ``"batch 4"``, or the regime, with the batch if it is not 1."""
+def load_name(batch: int | None, regime: Regime | None) -> str:
+    """Return the name of what is timed: ``"batch 4"``, or the regime, with the batch if it is not 1.
+
+    It is ``"one sample"`` where the number of items is not known.
+    """
     if regime is None:
-        return f"batch {batch}"
-    return f"{regime}, batch {batch}" if batch > 1 else str(regime)
+        return "one sample" if batch is None else f"batch {batch}"
+    return f"{regime}, batch {batch}" if batch is not None and batch > 1 else str(regime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Latency:
         float_median_ms: Median time of the float model.
         int8_median_ms: Median time of the INT8 model.
         runs: Runs of each.
-        batch: Items per run.
+        batch: Items per run; None where inputs have different numbers of rows, so that it is not known.
         simple_ms: Minimum time of the simplified float model; None if it was not timed.
         regime: The regime of a decoder; None for other models.
         uncertainty: How far the speed-up may be from the truth, as a share of it: 0.05 for 5 % more or less.
@@ -59,7 +62,7 @@ class Latency:
     float_median_ms: float
     int8_median_ms: float
     runs: int
-    batch: int = 1
+    batch: int | None = 1
     simple_ms: float | None = None
     regime: Regime | None = None
     uncertainty: float = 0.0
@@ -73,9 +76,9 @@ class Latency:
         return load_name(self.batch, self.regime)
 
     @property
-    def items(self) -> int:
-        """Items per run; of a decoder, new tokens."""
-        return self.batch * (self.regime.tokens if self.regime else 1)
+    def items(self) -> int | None:
+        """Items per run; of a decoder, new tokens; None if they are not known."""
+        return None if self.batch is None else self.batch * (self.regime.tokens if self.regime else 1)
 
     @property
     def speedup(self) -> float:
@@ -93,17 +96,17 @@ class Latency:
         return doubt(self.uncertainty)
 
     @property
-    def float_rate(self) -> float:
-        """Items per second of the float model; of a decoder, tokens."""
-        return 1e3 * self.items / self.float_ms
+    def float_rate(self) -> float | None:
+        """Items per second of the float model; of a decoder, tokens; None if they are not known."""
+        return None if self.items is None else 1e3 * self.items / self.float_ms
 
     @property
-    def int8_rate(self) -> float:
-        """Items per second of the INT8 model; of a decoder, tokens."""
-        return 1e3 * self.items / self.int8_ms
+    def int8_rate(self) -> float | None:
+        """Items per second of the INT8 model; of a decoder, tokens; None if they are not known."""
+        return None if self.items is None else 1e3 * self.items / self.int8_ms
 
 
-def summary(float_times: Times, int8_times: Times, simple: Times | None = None, *, batch: int) -> Latency:
+def summary(float_times: Times, int8_times: Times, simple: Times | None = None, *, batch: int | None) -> Latency:
     """Return minima and medians of the times of a float, an INT8 and a simplified float run."""
     return Latency(
         float_ms=1e3 * float_times.least,

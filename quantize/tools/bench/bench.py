@@ -20,6 +20,7 @@ from ...model.shapes import Lengths, open_axes, resolve
 from ...runtime.clock import Clock, Times, doubt, race, uncertainty
 from ...runtime.compiled_for import refuse_foreign
 from ...runtime.inputs import open_data, stacked
+from ...runtime.loads import load_of
 from ...runtime.progress import Progress, silent
 from ...runtime.random_inputs import source_of_shapes
 from ...runtime.runtimes import PLAIN, STOCK, Identity, Setting
@@ -71,7 +72,7 @@ class Bench:
         timed: Its times.
         data: A text for the inputs of the runs.
         shapes: The shapes of its inputs.
-        batch: Items per run.
+        batch: Items per run; None where inputs have different numbers of rows, so that it is not known.
         threads: Threads inside one operator; 0 is the runtime's choice.
         runtime: The runtime with its version.
         other: The times of the model to compare with; the runs of both alternate.
@@ -84,7 +85,7 @@ class Bench:
     timed: Timed
     data: str
     shapes: Mapping[str, tuple[int, ...]]
-    batch: int
+    batch: int | None
     threads: int
     runtime: Identity
     other: Timed | None = None
@@ -94,9 +95,9 @@ class Bench:
     uncertainty: float = 0.0
 
     @property
-    def rate(self) -> float:
-        """Items per second at the minimum time."""
-        return 1e3 * self.batch / self.timed.milliseconds
+    def rate(self) -> float | None:
+        """Items per second at the minimum time; None if the items are not known."""
+        return None if self.batch is None else 1e3 * self.batch / self.timed.milliseconds
 
     @property
     def doubt(self) -> str:
@@ -255,14 +256,14 @@ def _refuse_elsewhere(models: Sequence[Path], runtime: Identity, search: Search 
             )
 
 
-def _feed(path: Path, data: DataSource | None, load: Load) -> tuple[str, Mapping[str, Array], int]:
-    """Return the inputs of a run as text and as arrays, and the number of items."""
+def _feed(path: Path, data: DataSource | None, load: Load) -> tuple[str, Mapping[str, Array], int | None]:
+    """Return the inputs of a run as text and as arrays, and the number of items; None if it is not known."""
     if data is not None:
         if load.lengths:
             raise RequantError("lengths of axes are given twice, as options and by data; give one of the two")
         source = open_data(path, data)
         feed = (next(iter(source)) if load.batch == 1 else stacked(source, load.batch)).feed
-        return source.description, feed, load.batch
+        return source.description, feed, load_of(source, feed, load.batch).batch
     axes = {spec.name: spec.shape for spec in input_specs(open_session(path, lean=True))}
     found, _ = resolve(axes, load.lengths)
     shapes = {name: shape or () for name, shape in found.items()}
@@ -283,7 +284,8 @@ def _feed(path: Path, data: DataSource | None, load: Load) -> tuple[str, Mapping
             "lengths) or data"
         )
     drawn = source_of_shapes(path, {name: tuple(int(n or 0) for n in shape) for name, shape in batched.items()})
-    return drawn.description, next(iter(drawn)).feed, batch
+    feed = next(iter(drawn)).feed
+    return drawn.description, feed, batch if firsts else load_of(drawn, feed, 1).batch
 
 
 def _timed(models: Sequence[Path], feed: Mapping[str, Array], load: Load) -> tuple[list[Timed], float, tuple[str, ...]]:

@@ -80,7 +80,7 @@ def test_a_batch_repeats_the_sample(tmp_path: Path) -> None:
     usual = loads_of(source, (1, 4))
     for load in usual:
         found = agreeing(load, source, runs)
-        assert found.feed["x"].tolist() == [[0.5] * 3] * load.batch
+        assert found.feed["x"].tolist() == [[0.5] * 3] * load.asked
 
 
 def test_the_greatest_factor_of_any_output_counts() -> None:
@@ -167,4 +167,4 @@ def racing_size(model: Path, source: Source, load: Load, *, judged: bool) -> Any
         timed=Sessions(model),
         options=made("Options", **options),
     )
-    return made("Size", batch=1, regime=None, bench=made("Bench", job=job, feed=load.feed))
+    return made("Size", batch=1, asked=1, regime=None, bench=made("Bench", job=job, feed=load.feed))

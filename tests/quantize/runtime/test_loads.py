@@ -14,8 +14,10 @@ from click.testing import CliRunner
 
 from requant import RequantError
 from requant.calibration import Source, input_specs, open_session, open_source
+from requant.calibration.model.session import InputSpec
 from requant.cli import main
 from requant.quantize import Options, compare_models, quantize_model
+from requant.quantize.runtime.inputs import items_in
 from requant.quantize.runtime.loads import COMPARED, LOOKED, Load, loads_of
 
 SCRIPT = Path(__file__).parents[3] / "sample_models" / "streams.py"
@@ -115,14 +117,86 @@ def test_a_sample_of_the_middle_size_is_timed_where_sizes_are_open(
     assert (one.shapes, four.shapes) == (f"x 1x{timed}", f"x 4x{timed}")
 
 
-def test_a_sample_of_several_rows_says_so(tmp_path: Path) -> None:
-    """A batch of 25 items is one sample: its time is not that of one item."""
+def test_a_sample_of_several_rows_is_a_batch(tmp_path: Path) -> None:
+    """The time of a sample of 25 items is the time of 25 items."""
     text = '<ir_version: 10, opset_import: ["" : 21]> g (float[N,10] x) => (float[N,10] y) { y = Relu(x) }'
     onnx.save_model(onnx.parser.parse_model(text), tmp_path / "m.onnx")
-    for rows, shapes in ((25, ("x 25x10", "")), (1, ("", ""))):
+    for rows in (25, 1):
         loads = loads_of(opened(tmp_path / "m.onnx", [{"x": np.zeros((rows, 10), np.float32)}] * 2), (1, 2))
-        assert tuple(each.shapes for each in loads) == shapes
+        assert [(each.batch, each.asked, each.shapes) for each in loads] == [(rows, 1, ""), (2, 2, "")]
         assert [len(each.feed["x"]) for each in loads] == [rows, 2]
+
+
+FEEDS: dict[str, tuple[dict[str, tuple[tuple[int | str, ...], tuple[int, ...]]], int | None]] = {
+    "one row": ({"x": (("N", 3, 8, 8), (1, 3, 8, 8))}, 1),
+    "eight rows": ({"x": (("N", 3, 8, 8), (8, 3, 8, 8))}, 8),
+    "inputs agree": ({"x": (("N", 3, 8, 8), (8, 3, 8, 8)), "size": (("N", 2), (8, 2))}, 8),
+    "nodes and edges": ({"x": (("nodes", 4), (6, 4)), "e": (("edges", 2), (9, 2))}, None),
+    "a fixed table beside it": ({"x": (("N", 4), (8, 4)), "table": ((5, 4), (5, 4))}, 8),
+    "positions beside tokens": ({"ids": (("N", "T"), (2, 7)), "at": (("T",), (7,))}, 2),
+    "a fixed batch": ({"x": ((8, 3, 8, 8), (8, 3, 8, 8)), "step": ((1,), (1,))}, 8),
+    "fixed rows differ": ({"x": ((8, 4), (8, 4)), "h": ((2, 4), (2, 4))}, None),
+    "channels or time": ({"x": ((3, 8, 8), (3, 8, 8))}, None),
+    "a fixed batch of one": ({"x": ((1, 8, 8), (1, 8, 8))}, 1),
+    "a state": ({"x": ((4, 8), (4, 8)), "state": ((2, 4, 8), (2, 4, 8))}, 4),
+    "no rows": ({"x": ((), ()), "wave": ((16,), (16,))}, 1),
+}
+
+
+@pytest.mark.parametrize(("inputs", "items"), FEEDS.values(), ids=FEEDS)
+def test_the_items_of_a_feed_are_the_rows_of_its_batch_axes(
+    inputs: dict[str, tuple[tuple[int | str, ...], tuple[int, ...]]], items: int | None
+) -> None:
+    specs = [InputSpec(name, np.dtype("float32"), declared) for name, (declared, _) in inputs.items()]
+    feed = {name: np.zeros(shape, np.float32) for name, (_, shape) in inputs.items()}
+    assert items_in(specs, feed, {"state"}) == items
+
+
+ROWS: dict[str, tuple[str, int, str]] = {
+    "a sample of eight": ("N", 8, "latency, batch 8"),
+    "a fixed batch of eight": ("8", 8, "latency, batch 8"),
+    "one row": ("N", 1, "latency, batch 1"),
+}
+
+
+@pytest.mark.parametrize(("axis", "rows", "label"), ROWS.values(), ids=ROWS)
+def test_the_table_counts_the_items_that_were_timed(tmp_path: Path, axis: str, rows: int, label: str) -> None:
+    model, data = relu(tmp_path, f"float[{axis},10] x"), tmp_path / "data"
+    data.mkdir()
+    for index in range(4):
+        np.savez(data / f"{index}.npz", x=np.full((rows, 10), index, np.float32))
+    asked = ["compare", str(model), str(model), "--data", str(data)]
+    shown = CliRunner().invoke(main, asked)
+    assert shown.exit_code == 0, shown.output
+    assert label in shown.output
+    found = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)["latency"]
+    assert found["batch"] == rows
+    assert found["float_items_per_second"] == pytest.approx(1e3 * rows / found["float_ms"])
+
+
+def test_the_table_has_no_items_per_second_where_rows_differ(tmp_path: Path) -> None:
+    model = relu(tmp_path, "float[N,10] x, float[E,10] e")
+    np.savez(tmp_path / "sample.npz", x=np.ones((3, 10), np.float32), e=np.ones((5, 10), np.float32))
+    data = tmp_path / "data"
+    data.mkdir()
+    (tmp_path / "sample.npz").rename(data / "sample.npz")
+    shown = CliRunner().invoke(main, ["compare", str(model), str(model), "--data", str(data)])
+    assert shown.exit_code == 0, shown.output
+    assert "latency, one sample" in shown.output
+    assert "timed on x 3x10, e 5x10" in shown.output
+    assert "items/s" not in shown.output
+
+
+def relu(folder: Path, inputs: str) -> Path:
+    """Save a model that applies Relu to each of its inputs."""
+    names = [each.split()[-1] for each in inputs.split(", ")]
+    outputs = ", ".join(
+        each.replace(f" {name}", f" {name}y") for each, name in zip(inputs.split(", "), names, strict=True)
+    )
+    nodes = " ".join(f"{name}y = Relu({name})" for name in names)
+    text = f'<ir_version: 10, opset_import: ["" : 21]> g ({inputs}) => ({outputs}) {{ {nodes} }}'
+    onnx.save_model(onnx.parser.parse_model(text), folder / "m.onnx")
+    return folder / "m.onnx"
 
 
 def test_other_models_have_no_regimes(tmp_path: Path) -> None:

@@ -48,6 +48,33 @@ def test_json_tells_latency_and_rate() -> None:
     assert found["runs"] >= 5
 
 
+EIGHT = '<ir_version: 8, opset_import: ["" : 17]> g (float[8,4] x) => (float[8,4] y) { y = Relu(x) }'
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["random", "data"])
+def test_a_fixed_batch_counts_its_items(tmp_path: Path, given: bool) -> None:
+    onnx.save(onnx.parser.parse_model(EIGHT), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.zeros((16, 4), np.float32))
+    data = ["--data", tmp_path / "d.npz"] if given else []
+    found = json.loads(invoke("bench", tmp_path / "m.onnx", *data, "--no-profile", "--json").stdout)
+    assert (found["shapes"], found["batch"]) == ({"x": [8, 4]}, 8)
+    assert found["items_per_second"] == 1e3 * 8 / found["ms"]
+
+
+def test_inputs_of_different_rows_have_no_items(tmp_path: Path) -> None:
+    text = EIGHT.replace("float[8,4] x)", "float[N,4] x, float[E,4] z)").replace("Relu(x)", "Relu(x) w = Relu(z)")
+    onnx.save(onnx.parser.parse_model(text.replace("[8,4] y", "[N,4] y, float[E,4] w")), tmp_path / "m.onnx")
+    np.savez(tmp_path / "000.npz", x=np.zeros((3, 4), np.float32), z=np.zeros((5, 4), np.float32))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "000.npz").rename(tmp_path / "d" / "000.npz")
+    asked = ["bench", tmp_path / "m.onnx", "--data", tmp_path / "d", "--no-profile"]
+    found = json.loads(invoke(*asked, "--json").stdout)
+    assert (found["batch"], found["items_per_second"]) == (None, None)
+    text = invoke(*asked).stdout
+    assert ", one sample, 1 thread" in text
+    assert "items/s" not in text
+
+
 def test_people_get_a_line_on_stdout_of_random_inputs() -> None:
     result = invoke("bench", DIGITS)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -107,7 +134,7 @@ def test_a_compiled_model_is_timed_here_and_refused_elsewhere(
 ) -> None:
     output = tmp_path / f"out{suffix}"
     compile_model(DIGITS, output)
-    assert bench_model(output, DATA, Load(batch=2, seconds=0.01)).rate > 0
+    assert bench_model(output, DATA, Load(batch=2, seconds=0.01)).batch == 2
     monkeypatch.setattr("platform.machine", lambda: "abacus")
     result = invoke("bench", output)
     assert (result.exit_code, result.stdout) == (2, "")
