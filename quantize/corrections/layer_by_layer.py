@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, overload
 
 import numpy as np
 import onnx_ir as ir
 
-from ...calibration.model.session import Array
+from ...calibration.model.session import Array, release_memory
 from ...transforms.graphs.inference import inferred
 from ...transforms.graphs.queries import constant, made_by, nodes_by_name
 from ...transforms.int8.block_weights import Blocked
@@ -31,6 +31,38 @@ Key: TypeAlias = tuple[object, ...]
 Product: TypeAlias = Callable[[Array, Array, Array | None], Array]
 MEMORY = 2**30
 """Bytes of tensors that both streams may hold. Above this the number of samples is halved."""
+LARGE = 2**27
+"""Bytes of tensors from which freed memory is given back after each layer: the C library keeps some gigabytes."""
+SHARE = 4
+"""Both streams may hold one of so many parts of the memory limit of the process, where the user sets one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dequantized(Sequence[Array]):
+    """Integers that are dequantized each time they are read: of images, the floats of all samples are gigabytes.
+
+    Attributes:
+        integers: The integers, one array per sample.
+        params: Their scale and zero point.
+    """
+
+    integers: Sequence[Array]
+    params: QParams
+
+    def __len__(self) -> int:
+        return len(self.integers)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Dequantized: ...
+
+    def __getitem__(self, index: int | slice) -> Array | Dequantized:
+        """Return the floats of a sample, or some of the samples."""
+        if isinstance(index, slice):
+            return Dequantized(self.integers[index], self.params)
+        return dequantize(self.integers[index], self.params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +83,7 @@ class Layer:
     node: ir.Node
     weights: FloatWeights
     params: QParams
-    int8_inputs: list[Array]
+    int8_inputs: Sequence[Array]
     float_results: list[Array]
     product: Product = field(repr=False)
 
@@ -118,10 +150,10 @@ def _layer(
     int8_inputs: Sequence[Array],
     product: Product,
 ) -> Layer:
-    """Return a layer that reads uint8, from its inputs in both models."""
+    """Return a layer that reads uint8, from its inputs in both models; `float_inputs` is empty afterwards."""
     weights = writer.weights(visit.node, visit.unit, float(params.scale))
-    results = list(results_of(product, weights.array, weights.bias, float_inputs))
-    rounded = [_rounded(x, params) for x in int8_inputs]
+    results = list(results_of(product, weights.array, weights.bias, _emptied(float_inputs)))
+    rounded = Dequantized([_rounded(x, params) for x in int8_inputs], params)
     return Layer(visit.unit, visit.node, weights, params, rounded, results, product)
 
 
@@ -138,7 +170,14 @@ def _block_layer(
     return BlockLayer(node, turned(node, array), form, int8_inputs, results, row, product)
 
 
-def results_of(product: Product, array: Array, bias: Array | None, inputs: Sequence[Array]) -> Iterator[Array]:
+def _emptied(arrays: list[Array]) -> Iterator[Array]:
+    """Yield the arrays of a list, and drop each from it."""
+    arrays.reverse()
+    while arrays:
+        yield arrays.pop()
+
+
+def results_of(product: Product, array: Array, bias: Array | None, inputs: Iterable[Array]) -> Iterator[Array]:
     """Yield the results of some weights and a bias on some inputs."""
     return spread(lambda x: product(x, array, bias), inputs)
 
@@ -175,11 +214,13 @@ def walk_layers(
         exact=job.no_saturation,
         portable=job.policy.portable,
     )
+    limit = job.options.execution.memory_limit
+    room = MEMORY if limit is None else min(MEMORY, limit // SHARE)
     runners: dict[Key, Runner] = {}
     for visit in visits:
         product = _product(visit.node, job.simple, runners)
         # no local variable holds inputs, results or a layer longer than they are needed: of images they are 100 MB each
-        before, after = floats.take(visit.float_input), integers.take(visit.int8_input)
+        before, after = [*floats.take(visit.float_input)], integers.take(visit.int8_input)
         if not _are_alike(before, after):
             return
         if correct_blocks is not None and plan.impl(visit.unit).in_blocks:
@@ -196,10 +237,24 @@ def walk_layers(
         count = len(both[0])
         integers.put(visit.int8_node.outputs[0], both.pop())
         floats.put(visit.node.outputs[0], both.pop())
-        if floats.nbytes + integers.nbytes > MEMORY and count > 1:
-            for stream in (floats, integers):  # corrections compare both streams sample by sample
-                stream.shorten((count + 1) // 2)
+        _make_room((floats, integers), count, room)
         yield visit.unit.name, adjustment
+
+
+def _make_room(streams: Sequence[Stream], count: int, room: int) -> None:
+    """Halve the samples of both streams where they hold more than `room` bytes, and give freed memory back.
+
+    Args:
+        streams: The streams.
+        count: The number of their samples. Corrections compare both streams sample by sample.
+        room: The bytes that both may hold.
+    """
+    held = sum(stream.nbytes for stream in streams)
+    if held > room and count > 1:
+        for stream in streams:
+            stream.shorten((count + 1) // 2)
+    if held > LARGE:
+        release_memory()
 
 
 def _are_alike(before: Sequence[Array], after: Sequence[Array]) -> bool:
@@ -290,8 +345,8 @@ def _integer_input(int8_node: ir.Node, float_nodes: Collection[str]) -> ir.Value
 
 
 def _rounded(array: Array, params: QParams) -> Array:
-    """Return integers dequantized, and floats as they are after both conversions."""
-    return dequantize(array if array.dtype.kind in "iu" else quantize(array, params), params)
+    """Return integers as they are, and floats quantized."""
+    return array if array.dtype.kind in "iu" else quantize(array, params)
 
 
 def _product(node: ir.Node, model: ir.Model, runners: dict[Key, Runner]) -> Product:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,7 +236,7 @@ def integers_of(step: Layer, seen: Array) -> Array:
     return quantize(seen, step.params) if seen.dtype == np.float32 else seen
 
 
-def equal(one: list[Array], other: list[Array]) -> bool:
+def equal(one: Sequence[Array], other: Sequence[Array]) -> bool:
     return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -333,7 +334,7 @@ def test_the_bias_behind_a_product_is_corrected(case: Case, place: str, tmp_path
     assert greatest(step.int8_inputs, plain["second"].int8_inputs) > 2 * bound  # so that the shift has arrived
 
 
-def greatest(one: list[Array], other: list[Array]) -> float:
+def greatest(one: Sequence[Array], other: Sequence[Array]) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
@@ -403,6 +404,12 @@ def test_a_limit_of_memory_halves_the_samples_of_both_models(tmp_path: Path, mon
         for step, count in zip(steps.values(), counts, strict=True):
             assert [len(arrays) for arrays in (step.int8_inputs, step.float_results)] == [count] * 2
             assert equal(step.int8_inputs, plain[step.unit.name].int8_inputs[:count])
+    monkeypatch.setattr(walking, "MEMORY", 1000 * each)
+    execution = replace(job.options.execution, memory_limit=walking.SHARE * 20 * each)
+    limited, _ = walked(
+        replace(job, options=replace(job.options, execution=execution)), candidate, feeds(case, 7), distort
+    )
+    assert [len(step.float_results) for step in limited.values()] == [7, 7, 4]
 
 
 def test_another_format_is_corrected_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
