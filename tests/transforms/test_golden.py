@@ -86,6 +86,7 @@ EXPECTED_TRANSFORMS = (
     "round_weights",
     "set_device",
     "scale_before_clip",
+    "scale_resizes",
     "simplify_reshapes",
     "sink_squeezes",
     "sink_transposes",
