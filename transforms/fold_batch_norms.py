@@ -18,6 +18,7 @@ from .patterns.linear import (
     AFFINE,
     BY_CONSTANT,
     LINEAR,
+    SCALE_FREE,
     affine,
     channel_place,
     distinct,
@@ -63,7 +64,8 @@ def fold_batch_norms(model: ir.Model, *, max_gain: float = inf) -> Change:
              y = Conv(x, W * s, b * s + t);               y = Conv(x, W * g, b + sum of W * (beta - mean * g)), g (C,)
         The same for ConvTranspose, depthwise convolutions and Gemm, for MatMul if no bias is needed, and through a
         Concat of the results of several linear operators. Before the linear operator, a Mul, Div, Add or Sub is folded
-        only if it normalizes an input of the graph. The arithmetic is in float64; the result has the weight's type.
+        only if it normalizes an input of the graph, or is what `lift_channel_scales` leaves of a norm: an Add or Sub
+        behind a Relu, LeakyRelu, PRelu or pooling. The arithmetic is in float64; the result has the weight's type.
         Shared weights are copied. Bodies of control flow are included.
     Left alone: an intermediate tensor with other readers, or that is a graph output; a parameter that is not constant
         or not one per channel; BatchNormalization in training mode, or without a linear operator directly before or
@@ -130,7 +132,7 @@ def _fold(node: ir.Node, folding: _Folding) -> None:
         return
     behind = _linear_behind(node) if known is not None else None
     norm = node.op_type == "BatchNormalization"
-    if known is None or behind is None or not (norm or _normalises_input(folding.model, value)):
+    if known is None or behind is None or not (norm or _folds_forward(folding.model, node, value)):
         raise LeftAlone("no-linear-operator-beside" if norm else "")
     if not norm and _stretches(behind, node, known().get(value, value)):
         raise LeftAlone("not-per-channel")
@@ -156,6 +158,13 @@ def _linears_before(value: ir.Value) -> tuple[ir.Node, ...]:
     parts = [*map(producer_of, node.inputs)]
     linears = [part for part in parts if part is not None and part.op_type in LINEAR and not part.domain]
     return tuple(linears) if len(linears) == len(parts) and distinct(linears) else ()
+
+
+def _folds_forward(model: ir.Model, node: ir.Node, value: ir.Value) -> bool:
+    """Whether a Mul, Div, Add or Sub is folded into the linear operator behind it, where it can be."""
+    activation = producer_of(value)
+    rest = activation is not None and not activation.domain and activation.op_type in SCALE_FREE
+    return (rest and node.op_type in ("Add", "Sub")) or _normalises_input(model, value)
 
 
 def _normalises_input(model: ir.Model, value: ir.Value | None) -> bool:

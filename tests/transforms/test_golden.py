@@ -53,6 +53,7 @@ EXPECTED_TRANSFORMS = (
     "inline_functions",
     "insert_logging",
     "insert_qdq",
+    "lift_channel_scales",
     "lift_head_scales",
     "lift_sequence_convs",
     "long_conv_to_matmul",

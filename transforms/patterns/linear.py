@@ -19,6 +19,8 @@ LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 BY_CONSTANT = frozenset({"Add", "Div", "Mul", "Sub"})
 AFFINE = BY_CONSTANT | {"BatchNormalization"}
+SCALE_FREE = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "PRelu", "Relu"})
+"""Operators f with f(x * s) = f(x) * s for each factor s above 0 of a channel."""
 
 
 @dataclass(frozen=True, slots=True)
