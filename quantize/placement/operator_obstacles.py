@@ -13,6 +13,7 @@ from ...transforms.graphs.queries import MS, constant, made_by, release
 from ...transforms.int8.forms import gate_obstacle
 from ...transforms.int8.gru_form import FIRST_OPSET as FIRST_GRU_OPSET
 from ...transforms.int8.ops import Op, only_moves
+from ...transforms.int8.qparams import asymmetric_u8, dequantize, quantize
 from ...transforms.int8.reasons import ALREADY, NONE, Reason
 from ...transforms.int8.recurrent import ACTIVATIONS
 from ...transforms.int8.units import activations
@@ -27,8 +28,13 @@ FEW_CHANNELS = 8
 # Branches do not meet in uint8 if their ranges differ by more than this: the narrow one would keep under 4 bits.
 WIDEST_SPREAD = 16.0
 RANKS = {"Conv": (3, 4, 5), "Gemm": (2,), f"{MS}.Attention": (2,)}
+# The noise of a rounded factor, as a share of the product, if all channels of the product are alike: -30 dB, the noise
+# of uint8 itself. Step / sqrt(12) of a constant that is 28 times its median.
+FACTOR_NOISE = 1e-3
 FINITE: WeakKeyDictionary[ir.TensorProtocol, bool] = WeakKeyDictionary()
 """Whether all values of a tensor are finite; each tensor is read once."""
+ROUNDED: WeakKeyDictionary[ir.TensorProtocol, float] = WeakKeyDictionary()
+"""What `_rounded_spread` returns of a tensor; each tensor is read once."""
 
 
 # ------------------------------------------------------------------------------------------ operators with weights
@@ -158,8 +164,29 @@ def _scale_obstacle(node: ir.Node, row: Op, read: Iterable[ir.Value], facts: Fac
             return why.OPERAND_NOT_FINITE
     ranges = [facts.ranges[str(v.name)] for v in read if v.name in facts.ranges]
     ranges += [(float(tensor.numpy().min()), float(tensor.numpy().max())) for tensor in known]
-    spread = _spread(ranges) if node.op_type != "Mul" else 1.0  # each factor of a product keeps its own scale
+    if node.op_type == "Mul":  # each factor of a product keeps its own scale
+        lost = max(map(_rounded_spread, known), default=0.0)
+        return why.CONSTANT_SPREAD.about(lost) if lost else NONE
+    spread = _spread(ranges)
     return why.RANGES_DIFFER.about(spread) if spread > WIDEST_SPREAD else NONE
+
+
+def _rounded_spread(tensor: ir.TensorProtocol) -> float:
+    """Return how many times its median the largest value of a factor is if uint8 rounds the factor too much, else 0.
+
+    A norm has large factors where values are small, so all its results count alike: the error of a typical factor, as
+    a share of this factor, is the noise. Magnitudes count, and zeros do not, because every scale keeps them.
+    """
+    if tensor not in ROUNDED:
+        values = np.asarray(tensor.numpy(), np.float32)
+        sizes = np.abs(values[values != 0])
+        median = float(np.median(sizes)) if sizes.size else 1.0
+        params = asymmetric_u8(float(values.min()), float(values.max()))
+        error = np.square(dequantize(quantize(values, params), params) - values, dtype=np.float64).mean()
+        noisy = error > FACTOR_NOISE * median**2
+        ROUNDED[tensor] = float(sizes.max()) / median if noisy else 0.0
+        release(tensor)
+    return ROUNDED[tensor]
 
 
 def _moved_obstacle(node: ir.Node, row: Op, facts: Facts) -> Reason:

@@ -12,6 +12,9 @@ NO_RANGES = Reason("no-ranges", "no ranges without data")
 ZERO_INPUT = Reason("zero-input", "its input is zero in all the data, which gives no scale")  # nor one for the bias
 DIVISOR = Reason("divisor", "an operator divides by its result, in which uint8 would round small values to 0")
 RANGES_DIFFER = Reason("ranges-differ", "the ranges that meet in its unit differ {:.0f}-fold")
+CONSTANT_SPREAD = Reason(
+    "constant-spread", "one scale would round its constant too much: the largest value is {:.0f} times the median one"
+)
 NOT_WRITTEN = Reason("not-written", "{}")  # of a unit that is in integers in an INT8 model that is not written
 
 # limits of the runtime and of the model's opset

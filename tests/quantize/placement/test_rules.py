@@ -392,6 +392,44 @@ def test_adding_a_constant_is_int8_where_their_ranges_agree(constant: np.ndarray
     assert reason(plan, "add") == why
 
 
+def factors(*values: float) -> np.ndarray:
+    """Return a factor for each of 16 channels: the given ones, repeated."""
+    return np.resize(np.array(values, np.float32), (1, 16, 1, 1))
+
+
+LARGE = [0.001] * 15
+"""The factors of most channels where one is larger."""
+
+
+@pytest.mark.parametrize(
+    ("constant", "why"),
+    [
+        (factors(*LARGE, 0.01), ""),
+        (factors(*LARGE, 0.02), ""),
+        (factors(*LARGE, 30.0), "the largest value is 30000 times the median one"),
+        (factors(*LARGE, -0.1), "the largest value is 100 times the median one"),
+        (factors(0.0, 0.0, 0.0, 1000.0), ""),
+        (factors(0.0), ""),
+        (np.random.default_rng(1).normal(size=(1, 16, 8, 8)).astype(np.float32), ""),
+    ],
+    ids=["10-fold", "20-fold", "30000-fold", "negative", "zeros", "nothing else than zeros", "normal"],
+)
+def test_a_factor_that_one_scale_rounds_too_much_stays_float(constant: np.ndarray, why: str) -> None:
+    """A factor far below the largest one is 0 in uint8, and a product with it too."""
+    model = build(
+        f"""net (float[N,16,8,8] x) => (float[N,16,8,8] y) {{
+          [conv] a = Conv{PADS}(x, w)
+          [mul] b = Mul(k, a)
+          [after] y = Conv{PADS}(b, w)
+        }}""",
+        w=(16, 16, 3, 3),
+        k=constant,
+    )
+    plan = planned(model, ranges={"x": (-1, 1), "a": (-0.5, 0.5), "b": (-1, 1), "y": (-1, 1)})
+    assert why in str(reason(plan, "mul"))
+    assert impls(plan)["mul"] is (FLOAT if why else U8)
+
+
 def concatenation() -> ir.Model:
     return build(
         f"""net (float[N,16,8,8] x) => (float[N,16,8,8] y) {{
