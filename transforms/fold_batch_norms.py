@@ -22,6 +22,7 @@ from .patterns.linear import (
     affine,
     channel_place,
     distinct,
+    noise_before,
     scaled_inputs,
     scaled_outputs,
     set_constants,
@@ -30,6 +31,8 @@ from .patterns.linear import (
 from .registry import Change, LeftAlone, transform
 
 Known = Mapping[ir.Value, ir.Value]
+NOISIEST = 1e-2
+"""The noise behind a norm, as a share of the variance, with which uint8 in front of the norm still keeps 20 dB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,9 @@ def fold_batch_norms(model: ir.Model, *, max_gain: float = inf) -> Change:
     Left alone: an intermediate tensor with other readers, or that is a graph output; a parameter that is not constant
         or not one per channel; BatchNormalization in training mode, or without a linear operator directly before or
         behind it; a shift before a convolution with padding, because the zeros are not shifted, or before a
-        ConvTranspose; a channel scaled by more than max_gain; results that are not finite.
+        ConvTranspose; a norm before the linear operator that makes very unequal channels alike (``unequal-channels``):
+        by its means and variances, one uint8 scale for the tensor before it would leave less than 20 dB behind it, and
+        the product could not be INT8; a channel scaled by more than max_gain; results that are not finite.
 
     Options:
         max_gain: The largest factor by which a channel's weights may grow.
@@ -219,6 +224,8 @@ def _fold_forward(folding: _Folding, linear: ir.Node, node: ir.Node, value: ir.V
     scale, shift = affine(node, value, weights.inputs, place, folding.opset)
     if np.max(np.abs(scale), initial=0) > folding.max_gain:
         raise LeftAlone("gain-above-maximum")
+    if node.op_type == "BatchNormalization" and noise_before(node, weights.inputs) > NOISIEST:
+        raise LeftAlone("unequal-channels")
     set_constants(folding.taken, linear, scaled_inputs(weights, scale, shift))
     linear.replace_input_with(0, value)
     remove(node)

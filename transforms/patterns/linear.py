@@ -21,6 +21,8 @@ BY_CONSTANT = frozenset({"Add", "Div", "Mul", "Sub"})
 AFFINE = BY_CONSTANT | {"BatchNormalization"}
 SCALE_FREE = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "PRelu", "Relu"})
 """Operators f with f(x * s) = f(x) * s for each factor s above 0 of a channel."""
+DEVIATIONS = 3
+"""Standard deviations around the mean in which the values of a channel are expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +222,38 @@ def _normalization(node: ir.Node, channels: int) -> tuple[Floats, Floats]:
     """Return scale and shift of a BatchNormalization in inference mode (onnx's Operators.md, BatchNormalization)."""
     if node.attributes.get_int("spatial", 1) == 0:  # up to opset 8: one set of parameters per element
         raise LeftAlone("not-per-channel")
+    gamma, beta, mean, variance = _moments(node, channels)
+    with np.errstate(all="ignore"):
+        scale = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+    return scale, beta - mean * scale
+
+
+def _moments(node: ir.Node, channels: int) -> tuple[Floats, ...]:
+    """Return gamma, beta, mean and variance of a BatchNormalization, each of shape (channels,)."""
     tensors = [constant(value) for value in node.inputs[1:5]]
     arrays = [tensor.numpy().astype(np.float64) for tensor in tensors if tensor is not None]
     if len(arrays) != 4:
         raise LeftAlone("not-constant")
-    gamma, beta, mean, variance = (per_channel(array, 1, channels, "not-per-channel") for array in arrays)
+    return tuple(per_channel(array, 1, channels, "not-per-channel") for array in arrays)
+
+
+def noise_before(norm: ir.Node, channels: int) -> float:
+    """Return the noise behind a norm if the tensor in front of it is uint8, as a share of the variance behind it.
+
+    The norm knows mean and variance of each channel. The range of the tensor is that of all channels, `DEVIATIONS`
+    standard deviations around their means. A step s adds s^2 / 12 to a value, or the value's own square if it is less,
+    because such a value is 0; the norm multiplies it by its factor.
+
+    Raises:
+        LeftAlone: A parameter is not constant or not one per channel.
+    """
+    _, _, mean, variance = _moments(norm, channels)
+    factors, _ = _normalization(norm, channels)
     with np.errstate(all="ignore"):
-        scale = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
-    return scale, beta - mean * scale
+        reach = DEVIATIONS * np.sqrt(variance)
+        step = (np.max(mean + reach, initial=0) - np.min(mean - reach, initial=0)) / 255
+        noise = np.minimum(step**2 / 12, variance + mean**2)
+        return float(np.divide((factors**2 * noise).sum(), (factors**2 * variance).sum()))
 
 
 Constants = tuple[np.ndarray | None, np.ndarray | None]
