@@ -17,6 +17,7 @@ from ...calibration.data.samples import Sample
 from ...transforms.graphs.queries import constant
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Plan, Unit
+from ...transforms.int8.reasons import ALREADY
 from ...transforms.int8.recurrent import STATES, keeps_input
 from ..accuracy.given_choices import given_choices, with_choices
 from ..accuracy.logits import logits_of
@@ -59,11 +60,14 @@ FINE_DB = 45.0  # with less noise the model is as good as float: no tensors are 
 def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
     """Measure the noise of each tensor alone.
 
-    With low effort, a given plan, or a model as good as float, nothing is measured. Then `deliver` tries tensors alone
-    if the outputs of the INT8 model are ruined.
+    With low effort, a given plan, a model as good as float, or one whose products are integers already
+    (`only_rest_is_left`), nothing is measured. Then `deliver` tries tensors alone if the outputs of the INT8 model are
+    ruined.
     """
     effort = EFFORTS[job.options.effort]
     if not effort.seconds or job.policy.plan is not None or not job.outputs_judge or job.weights.large:
+        return Evidence()
+    if only_rest_is_left(job.all_int8_plan):
         return Evidence()
     try:
         candidate = all_int8_candidate(job, ranges)
@@ -73,6 +77,20 @@ def gather_evidence(job: Job, ranges: TensorRanges) -> Evidence:
     if accuracy.worst_sqnr_db >= FINE_DB or not candidate.qparams:
         return Evidence()
     return evidence_of(job, ranges, candidate, accuracy, effort.seconds, effort.least_db)
+
+
+def only_rest_is_left(plan: Plan) -> bool:
+    """Whether the given model has products with integers already, and no further product can become int8.
+
+    What is left gains little or nothing, and is not worth a trial of each tensor.
+    """
+    already = any(choice.reason.code == ALREADY.code for choice in plan.choices.values())
+    return already and not any(_is_product(unit) and plan.impl(unit).int8 for unit in plan.units)
+
+
+def _is_product(unit: Unit) -> bool:
+    """Whether a unit multiplies by weights, or multiplies two tensors; a recurrent operator does so in each step."""
+    return unit.op in STATES or (unit.op in OPS and OPS[unit.op].kind == "compute")
 
 
 def all_int8_candidate(job: Job, ranges: TensorRanges) -> Candidate:

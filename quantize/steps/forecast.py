@@ -30,7 +30,7 @@ from ..runtime.clock import (
 )
 from ..runtime.progress import LOWER, MAYBE, RELIEF
 from .emit import plan_by_rules
-from .evidence import TRIAL_SAMPLES
+from .evidence import TRIAL_SAMPLES, only_rest_is_left
 from .ranges import TensorRanges
 
 ELEMENT = 4e-9  # seconds for one element of an observed tensor; more for a histogram
@@ -88,7 +88,7 @@ def _stage_seconds(job: Job, feed: Mapping[str, Array], run: float) -> dict[str,
         passes = BINNED if rule is not None and rule.needs_histogram else 1.0
         found["calibrate"] = job.source.length * (run + passes * ELEMENT * elements)
     corrected = job.judged and not job.weights.large
-    if effort.seconds and corrected and job.policy.plan is None:
+    if effort.seconds and corrected and job.policy.plan is None and not only_rest_is_left(job.all_int8_plan):
         found |= _trial_seconds(job, feed, run, effort.seconds)
     if job.corrections & ADJUSTING and corrected:
         found["correct weights"] = _correction_seconds(job, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
+from onnxruntime.quantization import quantize_static
 
 from requant.calibration.execution import Execution
 from requant.quantize import Options
@@ -20,6 +22,7 @@ from requant.quantize.sensitivity import each_tensor
 from requant.quantize.sensitivity.integer_constants import integer_constants
 from requant.quantize.sensitivity.switch_model import Constants, Switchboard, constant_switches
 from requant.quantize.steps import evidence
+from requant.quantize.steps.forecast import forecast
 from requant.quantize.steps.prepare import prepare
 from requant.quantize.steps.ranges import find_ranges
 
@@ -112,6 +115,50 @@ def test_corrections_that_learn_leave_a_part_of_the_noise(tmp_path: Path) -> Non
 
 def test_low_effort_tries_nothing(tmp_path: Path) -> None:
     assert not gathered(tmp_path, effort="low").noise_of_weights
+
+
+QUANTIZED = TEXT.replace(
+    "\n    }",
+    """
+      [sum] s = Add(c, x)
+      [gate] y = Sigmoid(s)
+    }""",
+).replace("[last] y =", "[last] c =")
+
+
+@pytest.mark.parametrize("excluded", [pytest.param(frozenset(), id="all"), pytest.param({"coarse"}, id="one is float")])
+def test_tensors_are_tried_where_a_product_is_not_in_integers_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excluded: frozenset[str]
+) -> None:
+    tried: list[Any] = []
+
+    def spied(*given: Any, **how: Any) -> dict[str, float]:
+        tried.append(given)
+        return {}
+
+    monkeypatch.setattr(evidence, "sqnr_by_tensor", spied)
+    random = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(QUANTIZED)
+    for name in "uvw":
+        array = random.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    images = random.normal(size=(16, 8, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=images)
+    feeds = iter([{"x": images}])
+    reader = SimpleNamespace(get_next=lambda: next(feeds, None))
+    quantize_static(
+        tmp_path / "m.onnx",
+        tmp_path / "q.onnx",
+        reader,
+        op_types_to_quantize=["Conv"],
+        nodes_to_exclude=sorted(excluded),
+    )
+    job = prepare(tmp_path / "q.onnx", str(tmp_path / "d.npz"), Options(), tmp_path, silent)
+    assert any(unit.op == "Add" and job.all_int8_plan.impl(unit).int8 for unit in job.all_int8_plan.units)
+    evidence.gather_evidence(job, find_ranges(job))
+    assert bool(tried) == bool(excluded)
+    assert ("try tensors alone" in forecast(job)) == bool(excluded)
 
 
 def test_tensors_that_have_the_scale_of_a_concat_are_tried_too(tmp_path: Path) -> None:
