@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -265,9 +265,9 @@ ROUGH = "machine busy: kernels waited for a processor while the costs of units w
 
 
 NEXT = 3
-"""The number of slower plans that the table names; the JSON has all."""
+"""The number of slower plans that the table names, and of plans that are as fast; the JSON has all."""
 EQUAL = 0.99
-"""The share of the chosen plan's time from which a plan is not faster."""
+"""The share of a plan's time from which another plan is as fast: the clock tells less."""
 STOCK_PLAN = "{}, stock"
 """The name of a plan with the runtime's operators in place of native ones, from the name of the plan."""
 OTHER_RACE = "timed in another race, and a clock differs between them"
@@ -338,20 +338,24 @@ class Placement:
 
     @property
     def _timed(self) -> str:
-        """The chosen plan, its time, the next ones, and why faster ones were not taken; empty without timed plans."""
+        """The chosen plan, its time, the plans that are as fast, the next ones, and why faster ones were not taken.
+
+        Empty without timed plans.
+        """
         if not self.chosen:
             return ""
         took = self.tried[self.chosen]
         others = sorted((ms, name) for name, ms in self.tried.items() if name != self.chosen)
-        slower = [f"{name!r} {ms:.3f}" for ms, name in others if ms >= EQUAL * took]
+        slower = [f"{name!r} {ms:.3f}" for ms, name in others if EQUAL * ms > took]
+        equal = [f"{name!r} {ms:.3f}" for ms, name in others if ms >= EQUAL * took and EQUAL * ms <= took]
         faster: dict[str, list[str]] = {}
-        for ms, name in others[: len(others) - len(slower)]:
+        for ms, name in others[: len(others) - len(slower) - len(equal)]:
             faster.setdefault(self.passed.get(name, OTHER_RACE), []).append(f"{name!r} {ms:.3f}")
         counted = f", of {len(self.tried)} plans" if others else ""
-        more = f" and {len(slower) - NEXT} more" if len(slower) > NEXT else ""
-        following = f" (next: {', '.join(slower[:NEXT])}{more})" if slower else ""
+        beside = [f"{kind}: {_first(names)}" for kind, names in (("as fast", equal), ("next", slower)) if names]
         passed = "".join(f"; {', '.join(names)}: {why}" for why, names in faster.items())
-        return f": {self.chosen!r}, {took:.3f} ms{counted}{following}{passed}"
+        told = f" ({'; '.join(beside)})" if beside else ""
+        return f": {self.chosen!r}, {took:.3f} ms{counted}{told}{passed}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values; `served` only for several batch sizes."""
@@ -368,6 +372,12 @@ class Placement:
             "costs_sure": self.sure,
         }
         return {**found, "served": [each.to_json() for each in self.served]} if self.served else found
+
+
+def _first(plans: Sequence[str]) -> str:
+    """Return the first `NEXT` plans as text, and how many more there are."""
+    more = f" and {len(plans) - NEXT} more" if len(plans) > NEXT else ""
+    return ", ".join(plans[:NEXT]) + more
 
 
 @dataclass(frozen=True)

@@ -334,12 +334,13 @@ def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
                     "a": 3.0,
                     "b": 3.5,
                     "c": 3.99,
+                    "d": 4.04,
                 },
                 chosen="cut 2",
                 passed={"all": NATIVE},
             ),
-            "measured: 'cut 2', 4.000 ms, of 8 plans (next: 'c' 3.990, 'cut 1' 5.000, 'cut 3' 6.000 and 1 more); 'all' "
-            + "2.000: gains less than 2%, too little for native operators; 'a' 3.000, 'b' 3.500: timed in another race, and "
+            "measured: 'cut 2', 4.000 ms, of 9 plans (as fast: 'c' 3.990, 'd' 4.040; next: 'cut 1' 5.000, 'cut 3' 6.000, "
+            + "'rules' 9.000); 'all' 2.000: gains less than 2%, too little for native operators; 'a' 3.000, 'b' 3.500: timed in another race, and "
             + "a clock differs between them",
         ),
     ],
