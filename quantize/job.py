@@ -264,6 +264,8 @@ class Served:
 ROUGH = "machine busy: kernels waited for a processor while the costs of units were measured, so the costs are rough"
 
 
+APART = 32
+"""The number of samples from which a part is held out to judge; with fewer, each is needed for the ranges."""
 NEXT = 3
 """The number of slower plans that the table names, and of plans that are as fast; the JSON has all."""
 EQUAL = 0.99

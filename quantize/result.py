@@ -33,7 +33,7 @@ from .accuracy.verdict import (
     size_row,
     verdict,
 )
-from .job import STOCK_PLAN, Placement
+from .job import APART, STOCK_PLAN, Placement
 from .options.efforts import CORRECTIONS, EFFORTS
 from .runtime.timing import Latency, latency_json
 
@@ -342,7 +342,7 @@ def _accuracy(result: Result) -> Iterator[Row]:
         return
     yield data_row(result.samples, result.data)
     if result.promise is not None:
-        fitted = "" if result.held_out or not result.calibration else ", which gave the ranges too"
+        fitted = "" if result.held_out or not result.calibration else f", which gave the ranges too{_apart(result)}"
         to = "" if result.given is None else "; against the float weights of the given model"
         yield promise_row(result.promise, where + fitted + to)
     if result.given is not None:
@@ -353,6 +353,12 @@ def _accuracy(result: Result) -> Iterator[Row]:
         )
     shown = result.promise.judge if result.promise is not None else ""
     yield from accuracy_rows(result.accuracy, where, shown, held_out=result.held_out)
+
+
+def _apart(result: Result) -> str:
+    """Return how samples that gave no ranges can judge, where there are too few for that; else nothing."""
+    few = not result.ranges and 1 < result.samples < APART
+    return f": with {APART} samples or more a part judges alone, or those that --samples leaves out" if few else ""
 
 
 def _rejected(result: Result) -> Iterator[Row]:

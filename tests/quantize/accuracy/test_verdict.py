@@ -242,7 +242,7 @@ def test_samples_that_gave_the_ranges_claim_no_interval(judge: Accuracy, labelle
     fitted, held = (each.rows() for each in made)
     assert [text for _, text in fitted if "95 %" in text] == []
     assert any("95 %" in text for _, text in held)
-    assert dict(fitted)["accuracy"].endswith(" (calibration data, which gave the ranges too)")
+    assert " (calibration data, which gave the ranges too" in dict(fitted)["accuracy"]
     assert dict(held)["accuracy"].endswith(" (held-out calibration data)")
     dynamic = dict(replace(made[0], calibration="").rows())
     assert dynamic["accuracy"].endswith(" (calibration data)")
@@ -285,6 +285,20 @@ def test_names_are_text_in_a_notebook_and_on_a_line() -> None:
     assert "<script" not in evil._repr_html_()
     assert "\x1b" not in evil._repr_html_() + str(evil)
     assert len(str(evil).splitlines()) == 1 + len(evil.rows())
+
+
+@pytest.mark.parametrize(
+    ("samples", "held_out", "told"),
+    [
+        (24, False, "too: with 32 samples or more a part judges alone, or those that --samples leaves out)"),
+        (64, False, "too)"),  # a part is held out of as many, unless their number was not known
+        (24, True, "(held-out calibration data)"),
+        (1, False, "too)"),
+    ],
+)
+def test_how_samples_can_judge_alone_is_told_where_there_are_few(samples: int, held_out: bool, told: str) -> None:
+    accuracy = replace(CLASSES, samples=samples)
+    assert dict(replace(RESULT, **with_accuracy(accuracy, held_out=held_out)).rows())["accuracy"].endswith(told)
 
 
 def test_a_latency_says_what_was_timed_where_sizes_are_open() -> None:
