@@ -36,6 +36,10 @@ Array: TypeAlias = npt.NDArray[Any]
 Feed: TypeAlias = Mapping[str, Array]
 
 
+NAMELESS = "the model"
+"""The name of a model without a file in messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class Serialized:
     """A model in memory. Its weights may be in files.
@@ -50,7 +54,7 @@ class Serialized:
 
     data: bytes
     folder: Path | None = None
-    name: str = "the model"
+    name: str = NAMELESS
     weights: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -366,10 +370,10 @@ def release_memory() -> None:
 
 
 def describe(model: ModelSource) -> str:
-    """Return the name of a model in messages: its path, or ``"the model"`` for bytes."""
+    """Return the name of a model in messages: its path, or `NAMELESS` for bytes."""
     if isinstance(model, Serialized):
         return model.name
-    return "the model" if isinstance(model, bytes) else os.fspath(model)
+    return NAMELESS if isinstance(model, bytes) else os.fspath(model)
 
 
 def run_session(session: InferenceSession, names: Sequence[str], feed: Feed, place: str) -> dict[str, Array]:
@@ -379,7 +383,7 @@ def run_session(session: InferenceSession, names: Sequence[str], feed: Feed, pla
         session: The session.
         names: The outputs; without any, the session does not run.
         feed: The inputs.
-        place: The beginning of an error message: ``"data.npz, sample 7"``.
+        place: The beginning of an error message: ``"data.npz, sample 7"``. `NAMELESS` is left out.
 
     Raises:
         RequantError: The model fails; the message has the runtime's reason.
@@ -387,7 +391,8 @@ def run_session(session: InferenceSession, names: Sequence[str], feed: Feed, pla
     try:
         return dict(zip(names, session.run(list(names), feed), strict=True)) if names else {}
     except Exception as error:  # the runtime's exceptions have no common base class
-        raise RequantError(f"{place}: the model fails: {runtime_message(error)}") from error
+        start = "" if place == NAMELESS else f"{place}: "
+        raise RequantError(f"{start}the model fails: {runtime_message(error)}") from error
 
 
 def runtime_message(error: Exception) -> str:

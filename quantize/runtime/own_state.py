@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ... import RequantError
 from ...calibration.data.samples import Sample, Step
 from ...calibration.data.sequences import next_state
 from ...calibration.model.session import Array
@@ -25,8 +26,15 @@ class OwnState:
         """Run a model on a sample and return its outputs. Samples of a sequence must come in order.
 
         Raises:
-            RequantError: The runtime refuses the feed.
+            RequantError: The runtime refuses the feed; the message names the sample.
         """
+        try:
+            return self._outputs(model, sample)
+        except RequantError as error:
+            raise RequantError(f"{sample.where}: {error}") from error
+
+    def _outputs(self, model: Callable[[Mapping[str, Array]], Mapping[str, Any]], sample: Sample) -> Mapping[str, Any]:
+        """Run a model on a sample, as `run` does."""
         step = sample.step
         if step is None:
             return model(sample.feed)

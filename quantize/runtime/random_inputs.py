@@ -75,7 +75,7 @@ def runs_on_none(why: str, hint: str = "; give data") -> str:
 
 def _reason(error: RequantError) -> str:
     """Return what the runtime said, without the name of the model."""
-    return str(error).rpartition(": the model fails: ")[2]
+    return str(error).rpartition("the model fails: ")[2]
 
 
 def source_of_shapes(model: ModelSource, shapes: Mapping[str, tuple[int, ...]]) -> Source:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import onnx_ir as ir
@@ -14,13 +15,13 @@ from ... import RequantError
 from ...calibration.data.kept import kept
 from ...calibration.data.sources import DataSource, Source
 from ...calibration.model.newer import lower
-from ...calibration.model.session import ModelSource, open_session
+from ...calibration.model.session import ModelSource, open_session, run_session
 from ..accuracy.labels import check_label
 from ..accuracy.randomness import randomness
 from ..model.files import Weights, about, serialize
 from ..options.options import Options
 from ..runtime.inputs import open_for
-from ..runtime.loads import Load, loads_of
+from ..runtime.loads import COMPARED, Load, loads_of
 from ..runtime.progress import silent
 from ..runtime.random_inputs import generated_source
 from ..runtime.runtimes import STOCK, Runtime, Sessions
@@ -169,8 +170,22 @@ def open_data(
     source = open_for(run, data, options.samples, options.execution.memory_limit)
     source = replace(source, rows=kept(source.rows))
     loads = loads_of(source, options.batches)
-    for load in loads:
-        run(load.feed)
+    try:
+        for load in loads:
+            run(load.feed)
+    except RequantError:
+        find_refused(run, source)
+        raise
     first = next(iter(source))
     note = check_label(run(first.feed), first)
     return source, loads, [note] if note else []
+
+
+def find_refused(run: Runner, source: Source) -> None:
+    """Run the first samples until one fails, so that the error names it; no error if each of them runs alone.
+
+    Raises:
+        RequantError: The model fails on a sample.
+    """
+    for sample in islice(source, COMPARED):
+        run_session(run.session, run.outputs, sample.feed, sample.where)

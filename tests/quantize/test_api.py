@@ -704,6 +704,19 @@ def test_a_tensor_that_is_always_empty_stays_float(tmp_path: Path) -> None:
     assert {node.name: node.reason for node in result.float_nodes}["j"] == "has no values in the calibration data"
 
 
+@pytest.mark.parametrize("bad", [0, 2, 17])
+def test_the_sample_on_which_the_model_fails_is_named(tmp_path: Path, bad: int) -> None:
+    """The first samples are run in turns where a run before the calibration fails, the others by the calibration."""
+    text = HEAD + "net (float[N,64] x, int64[M] at) => (float[M,64] z) {\ny = MatMul(x, w)\nz = Gather(y, at)\n}"
+    model = save(tmp_path / "net.onnx", text, w=weights(64, 64))
+    rows = np.zeros((4, 64), np.float32)
+    data = [{"x": rows, "at": np.array([3 + (i == bad)] * (1 + (i == bad)))} for i in range(20)]
+    with pytest.raises(RequantError) as caught:
+        quantize_model(model, data, tmp_path / "out.onnx", Options(seconds=0))
+    assert str(caught.value).startswith(f"a list of feeds, sample {bad}: the model fails: ")
+    assert str(caught.value).count("the model") == 1
+
+
 def test_external_data_survive_a_change_of_opset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8_wins: None
 ) -> None:

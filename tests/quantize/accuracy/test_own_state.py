@@ -15,7 +15,9 @@ import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
 
+from requant import RequantError
 from requant.calibration import DataSpec, Source
+from requant.calibration.data.samples import Sample, Step
 from requant.cli import main
 from requant.quantize import Options, Selection, compare_models, quantize_model
 from requant.quantize.accuracy import pair
@@ -225,3 +227,12 @@ def test_whole_sequences_judge_that_gave_no_ranges(tmp_path: Path, count: int, h
     found = quantize_model(path, sequences, tmp_path / "int8.onnx", options)
     assert found.promise is not None
     assert (found.promise.held_out, found.accuracy.samples) == (held_out, judging)
+
+
+@pytest.mark.parametrize("step", [None, Step(0, 0, ())], ids=["sample", "step"])
+def test_an_error_names_the_sample(step: Step | None) -> None:
+    def broken(feed: object) -> dict[str, Any]:
+        raise RequantError("q.onnx: the model fails: of itself")
+
+    with pytest.raises(RequantError, match=r"^data\.npz, sample 7: q\.onnx: the model fails: of itself$"):
+        OwnState().run(broken, Sample({}, None, "data.npz, sample 7", step))
