@@ -59,7 +59,7 @@ class TensorRow:
         hi: Upper end.
         least: The least observed value.
         most: The greatest observed value.
-        clipped: Share of the values outside the range, 0..1.
+        clipped: Share of the values outside the range by more than a step, 0..1.
         growth: Share of its width that the range gained in the last doubling of the samples, 0..1.
         verdict: The conspicuous properties of its values.
     """

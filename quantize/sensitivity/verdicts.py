@@ -40,7 +40,7 @@ class Traits:
         seen: The least and the greatest observed value.
         rounding: Mean square of the error of its integers over the mean square of its values, expected from the
             histogram; infinite without one.
-        clipped: Share of the values outside the range, 0..1.
+        clipped: Share of the values outside the range by more than a step, 0..1.
         growth: Share of its width that the range gained in the last doubling of the samples.
         verdict: The conspicuous properties; empty without any.
     """
@@ -69,7 +69,9 @@ def traits(name: str, span: Range, seen: Observations, joined: Sequence[str], pr
         _lost(seen, name, span),
         _mixed([seen.ranges[each] for each in joined if each in seen.ranges]),
         _outliers(statistic),
-        f"the range cuts off {clipped:.1%} of the values" if clipped > CLIPPED else "",
+        f"the range cuts off {clipped:.1%} of the values, by up to {_cut(statistic, span):.3g}"
+        if clipped > CLIPPED
+        else "",
         f"+{growth:.0%} range in the last doubling of the samples" if growth > GROWN and seen.samples >= ENOUGH else "",
     ]
     rounding = _rounding(statistic, span, precision)
@@ -138,8 +140,13 @@ def _clipped(statistic: Statistic, span: Range) -> float:
         return 0.0
     edges, counts = statistic.edges, statistic.counts
     reached = np.concatenate([[0], np.cumsum(counts)])
-    below, upto = np.interp([lo, hi], edges, reached)
+    below, upto = np.interp([lo - step, hi + step], edges, reached)
     return float(max(below + reached[-1] - upto, 0.0) / reached[-1])
+
+
+def _cut(statistic: Statistic, span: Range) -> float:
+    """Return how far the farthest value lies outside a range."""
+    return max(min(span[0], 0.0) - statistic.lo, statistic.hi - max(span[1], 0.0), 0.0)
 
 
 def _growth(runs: Runs | None) -> float:

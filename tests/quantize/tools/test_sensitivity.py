@@ -473,10 +473,15 @@ def test_joined_ranges_growth_and_clipping_are_told() -> None:
     seen = observations({"joined": even(), "a": 0.05 * even(), "b": even()}, growing=True)
     found = traits("joined", (-0.5, 0.5), seen, ["a", "b"], Precision())
     assert "mixed ranges joined by Concat: -0.05..0.05 and -1..1, 20-fold" in found.verdict
-    assert "the range cuts off 50" in found.verdict
+    assert "the range cuts off 49." in found.verdict
+    assert "% of the values, by up to 0.5;" in found.verdict
     assert "+50% range in the last doubling" in found.verdict
-    assert found.clipped == pytest.approx(0.5, abs=4 / math.sqrt(4 * 64000))  # four sigma of a share of one half
+    outside = 0.5 - 1 / 255  # by more than a step
+    assert found.clipped == pytest.approx(outside, abs=4 / math.sqrt(4 * 64000))  # four sigma of a share of one half
     assert found.growth == 0.5
+    silu = np.concatenate([np.full(3000, -0.278), np.linspace(0, 2.8, 3000), [-0.3]]).astype(np.float32)[:, None]
+    near = traits("silu", (-0.27, 2.8), observations({"silu": silu}), [], Precision())  # steps of 0.012
+    assert (near.clipped < 0.001, "cuts off" in near.verdict) == (True, False)
     assert "mixed" not in traits("joined", (-1, 1), seen, ["b", "b"], Precision()).verdict
 
 
