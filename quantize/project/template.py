@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from ..model.files import load_model
 from ..options.declared import CHECK, QUANTIZE
 from ..options.option import Kind, Option
 from .file import NAME
+
+IMAGE_SIZE = re.compile(r"\[([1-9]\d{0,4}), ([1-9]\d{0,4})\]")
+"""Height and width in the metadata of an export of Ultralytics."""
 
 
 def template(model: str | os.PathLike[str], target: str | os.PathLike[str] = NAME) -> str:
@@ -32,7 +36,7 @@ def template(model: str | os.PathLike[str], target: str | os.PathLike[str] = NAM
     load_model(model)
     session = open_session(Path(model), lean=True)
     inputs, name = input_specs(session), printable(Path(target).name)
-    reading = _reading(inputs)
+    reading = _reading(inputs, session.get_modelmeta().custom_metadata_map)
     output = path.with_name(f"{path.stem}_int8.onnx")
     lines = [
         f"# 'requant check {name}' quantizes {printable(path.name)}, and compares the result with the baseline,",
@@ -62,20 +66,41 @@ def template(model: str | os.PathLike[str], target: str | os.PathLike[str] = NAM
     return "\n".join(lines) + "\n"
 
 
-def _reading(inputs: Sequence[InputSpec]) -> dict[str, str]:
-    """Return the likely data of a model's inputs: arrays, images, or texts."""
+def _reading(inputs: Sequence[InputSpec], told: Mapping[str, str]) -> dict[str, str]:
+    """Return the likely data of a model's inputs: arrays, images, or texts.
+
+    Args:
+        inputs: The inputs.
+        told: The metadata of the model.
+    """
     if len(inputs) == 1 and len(inputs[0].shape) == 4 and 3 in (inputs[0].shape[1], inputs[0].shape[3]):
-        return {"data": '"{}_images/"', "preprocess": _preprocess(inputs[0].shape)}
+        return {"data": '"{}_images/"', "preprocess": quoted(_preprocess(inputs[0].shape, told))}
     if all(spec.dtype.kind == "i" and len(spec.shape) == 2 for spec in inputs):
         return {"data": '"{}.jsonl"', "tokenizer": '"tokens.py:encode"'}
     return {"data": '"{}.npz"'}
 
 
-def _preprocess(shape: tuple[int | str | None, ...]) -> str:
-    """Return the usual preprocessing of images for an input of this shape."""
-    sizes = [axis for axis in shape[1:] if isinstance(axis, int) and axis != 3]
-    size = sizes[0] if sizes else 224
-    return quoted(f"resize={round(size * 256 / 224)} crop={size} scale=255")
+def _preprocess(shape: tuple[int | str | None, ...], told: Mapping[str, str]) -> str:
+    """Return the usual preprocessing of images for an input of this shape.
+
+    An export of Ultralytics names the size of its images (``imgsz``) and its task in the metadata: a classifier crops
+    images that were scaled to this size, and other models pad them with grey.
+
+    Args:
+        shape: The shape of the input, with three channels.
+        told: The metadata of the model.
+    """
+    fixed = [axis for axis in shape[1:] if isinstance(axis, int) and axis != 3]
+    named = IMAGE_SIZE.fullmatch(told.get("imgsz", ""))
+    if named is not None and len(fixed) in (0, 2):
+        height, width = fixed or map(int, named.groups())
+        if told.get("task") != "classify":
+            return f"pad={height}x{width} fill=114 scale=255"
+        return f"resize={height} crop={height} scale=255" if height == width else f"resize={height}x{width} scale=255"
+    if len(fixed) == 2 and fixed[0] != fixed[1]:
+        return f"resize={fixed[0]}x{fixed[1]} scale=255"
+    size = fixed[0] if fixed else 224
+    return f"resize={round(size * 256 / 224)} crop={size} scale=255"
 
 
 def _lines(keys: Iterable[Option], values: Mapping[str, str]) -> Iterator[str]:

@@ -15,8 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from requant import RequantError
+from requant.calibration import DataSpec
 from requant.calibration.runs.executors import EXECUTORS
 from requant.cli import main
 from requant.quantize import check_project
@@ -29,6 +31,7 @@ from requant.quantize.project.check import quantize_arguments
 from requant.quantize.project.file import Project, load_project, parse_project, requested_project
 from requant.quantize.project.request import build_goal
 from requant.quantize.project.template import template
+from requant.quantize.runtime.inputs import open_data
 
 SAMPLES = Path(__file__).parents[3] / "sample_models"
 MODEL = 'model = "model.onnx"\noutput = "int8.onnx"\n'
@@ -240,6 +243,36 @@ def test_init_suits_the_inputs(tmp_path: Path, inputs: str, says: str) -> None:
     assert "place" not in tomllib.loads(text)["quantize"]  # the plan beside the output decides
     assert '# corrections = ["bias", "rounding"]  #' in text
     assert {"bias", "rounding"} <= CORRECTIONS.keys()
+
+
+FREE = "float[N, 3, H, W] x"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told", "says"),
+    [
+        (FREE, {"imgsz": "[64, 64]", "task": "classify"}, "resize=64 crop=64 scale=255"),
+        (FREE, {"imgsz": "[480, 640]", "task": "detect"}, "pad=480x640 fill=114 scale=255"),
+        ("float[N, 3, 320, 320] x", {"imgsz": "[640, 640]", "task": "detect"}, "pad=320x320 fill=114 scale=255"),
+        (FREE, {"imgsz": "[64, 99999999999]"}, "resize=256 crop=224 scale=255"),
+        (FREE, {}, "resize=256 crop=224 scale=255"),
+        ("float[N, 3, 480, 640] x", {}, "resize=480x640 scale=255"),
+        ("float[N, 480, 640, 3] x", {}, "resize=480x640 scale=255"),
+    ],
+)
+def test_init_suggests_the_size_of_images(tmp_path: Path, inputs: str, told: dict[str, str], says: str) -> None:
+    path = write_model(tmp_path / "net.onnx", inputs)
+    proto = onnx.load(path)
+    onnx.helper.set_model_props(proto, told)
+    onnx.save(proto, path)
+    done = CliRunner().invoke(main, ["init", str(path), "-o", str(tmp_path / "requant.toml")])
+    assert done.exit_code == 0, done.stderr
+    recipe = tomllib.loads((tmp_path / "requant.toml").read_text())["quantize"]["preprocess"]
+    assert recipe == says
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.new("RGB", (700, 500)).save(photos / "a.png")
+    assert next(iter(open_data(path, DataSpec(str(photos), preprocess=recipe))))  # the settings suit the input
 
 
 def test_init_refuses_to_overwrite_and_what_is_no_model(tmp_path: Path) -> None:
