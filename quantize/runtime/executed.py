@@ -61,6 +61,9 @@ WEIGHTS = {
 }
 """The index of the weight, or of the second factor, by operator."""
 
+FIRST_DATA = {"QLinearConcat": 2}
+"""The index of the first data input where a scale and a zero point are in front of it, by operator."""
+
 DTYPES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
 
@@ -195,7 +198,8 @@ def _weight(run: KernelRun, place: ir.Node | None) -> str:
 
 def _precision(run: KernelRun, weight: str) -> str:
     """Return the element types that a kernel reads and writes, as text."""
-    before, after = (SHORT.get(types[0], types[0]) if types else "" for types in (run.reads, run.writes))
+    reads = run.reads[FIRST_DATA.get(run.op, 0) :]
+    before, after = (SHORT.get(types[0], types[0]) if types else "" for types in (reads, run.writes))
     if {before, weight or before, after} == {"f32"}:
         return "float32"
     factors = f"{before}·{weight}" if weight else before

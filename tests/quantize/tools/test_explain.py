@@ -466,6 +466,20 @@ def test_a_uint8_tensor_that_is_moved_for_long_is_named(tmp_path: Path) -> None:
     ]
 
 
+def test_the_scale_in_front_of_the_tensors_of_a_concat_is_not_what_it_reads(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        net (uint8[1,8,64,64] x, uint8[1,8,64,64] z) => (uint8[1,16,64,64] y)
+        <float s = {0.1}, float t = {0.2}, uint8 o = {128}> {
+        [join] y = com.microsoft.QLinearConcat<axis = 1>(s, o, x, s, o, z, t, o) }"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    feed = {name: np.ones((1, 8, 64, 64), np.uint8) for name in "xz"}
+    (cause,) = explain_model(tmp_path / "m.onnx", [feed]).causes
+    assert cause.text.startswith("1 QLinearConcat on u8 takes ")
+    assert not cause.text.endswith("it is no product")
+
+
 def test_a_slow_integer_kernel_is_named_once() -> None:
     ran, reference = [kernel("QLinearSoftmax", 100.0)], FloatReference(10.0, "QLinearSoftmax on 8-bit tensors")
     (slow,) = causes(ran, NOTHING, {}, {"QLinearSoftmax": reference}, rest={"QLinearSoftmax": "why"}, exact=True)
