@@ -19,7 +19,7 @@ from ...system.regular import open_regular, size_of, stamp_of
 from ..model.session import Array, InputSpec, required
 from .npy import Stored, check_ratio, member_of, open_archive, plain_start, read_whole, stored_array
 from .objects import REASON, reason_of
-from .samples import DataError, Picked, Rows, Sample, as_label, check_names, missing
+from .samples import DataError, Picked, Rows, Sample, as_label, check_names, missing, nearest
 
 SUFFIXES = frozenset((".npz", ".npy"))
 LABELS = "labels"
@@ -174,7 +174,7 @@ def _npz_names(archive: zipfile.ZipFile, path: str, split: str | None, inputs: S
     known = _names(inputs) | {LABELS}
     for name in files:
         if not any(name == want or name.endswith(f"/{want}") for want in known):
-            raise DataError(f"{path}: array {name!r} is not an input of the model{near(name, _names(inputs))}")
+            raise DataError(f"{path}: array {name!r} is not an input of the model{nearest(name, inputs)}")
     prefix = "" if split is None else f"{split}/"
     names = {name: files[prefix + name] for name in known if prefix + name in files}
     if not names and split is not None:

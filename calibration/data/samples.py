@@ -192,6 +192,24 @@ def missing(
     return f"{hint}; if an output of the model feeds it: --state {pair} (in Python: DataSpec(state=['{pair}']))"
 
 
+def nearest(name: str, inputs: Sequence[InputSpec]) -> str:
+    """Return what is near to a name that is no input: similar names, or all inputs of the model.
+
+    The marker `SEQUENCE` is an array of the data and no input of the model. It is told apart from the inputs.
+
+    Args:
+        name: The wrong name.
+        inputs: The inputs that data may give.
+    """
+    own = [spec.name for spec in inputs if spec.name != SEQUENCE or not spec.optional]
+    every = [spec.name for spec in inputs]
+    similar = near(name, every)
+    if len(own) == len(every) or repr(SEQUENCE) in similar:
+        return similar
+    listed = near(name, own)
+    return listed if "did you mean" in listed else f"{listed}; and {SEQUENCE!r} may number the sequence of each step"
+
+
 def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where: str) -> None:
     """Check that every required input has an array and that there are no other arrays.
 
@@ -201,7 +219,7 @@ def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec], where:
     known = [spec.name for spec in inputs]
     for name in names:
         if name not in known:
-            raise DataError(f"{where}: the model has no input named {name!r}{near(str(name), known)}")
+            raise DataError(f"{where}: the model has no input named {name!r}{nearest(str(name), inputs)}")
     for spec in required(inputs):
         if spec.name not in names:
             hint = missing(spec, names, known, inputs)

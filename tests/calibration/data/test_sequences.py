@@ -246,6 +246,23 @@ def test_wrong_data_are_refused(data: list[Feed], state: tuple[str, ...] | None,
         list(opened("gru_stream", DataSpec(data, state=state)))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("zzz", "; there are: frame, h0; and 'sequence' may number the sequence of each step"),
+        ("fram", "; did you mean 'frame'?"),
+        ("sequences", "; did you mean 'sequence'?"),
+    ],
+)
+def test_the_marker_is_not_listed_as_an_input(tmp_path: Path, wrong: str, hint: str) -> None:
+    arrays: dict[str, Any] = {wrong: np.zeros((3, 64), np.float32)}
+    np.savez(tmp_path / "d.npz", **arrays)
+    for data in (str(tmp_path / "d.npz"), [{wrong: np.zeros((1, 64), np.float32)}]):
+        with pytest.raises(RequantError) as caught:
+            list(opened("gru_stream", data))
+        assert str(caught.value).endswith(f"{wrong!r}{hint}") or str(caught.value).endswith(f"the model{hint}")
+
+
 def test_a_decoder_without_known_tokens_needs_its_mask() -> None:
     def specs() -> Iterator[Any]:
         for spec in input_specs(open_session(model("cached_decoder"))):
