@@ -66,7 +66,7 @@ def diff(
 @click.command(cls=ToolCommand, section="look at models")
 @click.argument("model", type=PATH)
 @lengths_options
-@source_options(f"The first sample gives the lengths of free axes. {SOURCES}")
+@source_options(f"The first sample gives the lengths of free axes, and shapes that follow from values. {SOURCES}")
 @option("--nodes", is_flag=True, help="List all nodes with multiply-accumulates and bytes. Needs all lengths.")
 @option("--print-structure", "structure", is_flag=True, help="List all nodes with inputs and outputs instead.")
 @option("--dot", is_flag=True, help="Print the graph in the DOT language of Graphviz instead.")

@@ -24,6 +24,7 @@ from ...model.shapes import Lengths, Shape, Shaped, free_axes, inputs_of, shaped
 from ...runtime.inputs import open_data
 from ...runtime.macs import MACS, accuracy_level, counted_as, multiplies_integers, multiply_accumulates
 from .constants import Counted, count_weights
+from .run_shapes import with_shapes_of_run
 
 Precision = Literal["int8", "weight-only", "float", ""]
 EIGHT = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
@@ -175,18 +176,18 @@ def inspect_model(
     Args:
         path: Path of the model.
         lengths: Lengths of the free axes of its inputs; counts that depend on missing lengths are None.
-        data: A data source; its first sample gives the lengths.
+        data: A data source; its first sample gives the lengths. Shapes that follow from values are those of a run.
 
     Raises:
         RequantError: The file is not a model, or lengths or data do not fit it.
     """
     lengths = or_default(lengths, Lengths, "lengths")
     model = load_model(path, in_place=True)
-    if data is not None:
-        if lengths:
-            raise RequantError("lengths of axes are given twice, as options and by data; give one of the two")
-        lengths = Lengths.of(next(iter(open_data(path, data))).feed)
-    found = shaped(model, lengths)
+    if data is not None and lengths:
+        raise RequantError("lengths of axes are given twice, as options and by data; give one of the two")
+    feed = None if data is None else next(iter(open_data(path, data))).feed
+    found = shaped(model, lengths if feed is None else Lengths.of(feed))
+    found = found if feed is None else with_shapes_of_run(found, feed)
     nodes = tuple(_facts(found, found.model.graph))
     depends = free_axes(found.model)
     macs = _total(found.model.graph, {(node.inside, node.name): node.macs for node in nodes}, ())

@@ -176,6 +176,62 @@ def test_costs_grow_with_the_batch(arguments: tuple[str, str]) -> None:
     assert found_in(DIGITS, *arguments)["macs"] == 3 * (CONV1 + CONV2 + FC1 + FC2)
 
 
+CHOSEN = """<ir_version: 8, opset_import: ["" : 17]>
+    net (float[N,8] x, bool[N] keep, bool deep) => (float[M,4] y) {
+      [where] at = NonZero(keep)
+      [axis] a = Constant<value_ints = [0]>()
+      [flat] rows = Squeeze(at, a)
+      [choose] chosen = Gather<axis = 0>(x, rows)
+      [product] p = MatMul(chosen, w)
+      [branch] y = If(deep) <
+        then_branch = deeper () => (float[K,4] q) { [second] q = MatMul(p, v) },
+        else_branch = plain () => (float[L,4] r) { [same] r = Identity(p) }
+      >
+    }"""
+
+
+@pytest.mark.parametrize("chosen", [0, 3])
+def test_a_run_tells_the_shapes_that_follow_from_values(tmp_path: Path, chosen: int) -> None:
+    proto = onnx.parser.parse_model(CHOSEN)
+    for name, shape in (("w", (8, 4)), ("v", (4, 4))):
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    onnx.save(proto, tmp_path / "m.onnx")
+    feed = {"x": np.ones((5, 8), np.float32), "keep": np.arange(5) < chosen, "deep": np.asarray(False)}
+    found = inspect_model(tmp_path / "m.onnx", data=[feed])
+    assert {node.name: node.macs for node in found.nodes if node.macs} == (
+        {"product": chosen * 8 * 4, "second": chosen * 4 * 4} if chosen else {}
+    )
+    assert (found.macs, found.unknown) == (chosen * 8 * 4 + chosen * 4 * 4, ())
+    lengths = Lengths({"x": (5, 8), "keep": (5,), "deep": ()})
+    assert inspect_model(tmp_path / "m.onnx", lengths).unknown == (
+        "the output shape of 'where' (NonZero) is unknown",
+        *(f"the output shape of {name!r} ({op}) is unknown" for name, op in UNKNOWN),
+    )
+
+
+UNKNOWN = (
+    ("flat", "Squeeze"),
+    ("choose", "Gather"),
+    ("product", "MatMul"),
+    ("branch", "If"),
+    ("second", "MatMul"),
+    ("same", "Identity"),
+)
+
+
+def test_data_that_the_model_refuses_tell_the_shapes_of_inputs_alone(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> net (float[N,8] x, int64[M] i) => (float[K,8] y) {
+        [choose] c = Gather<axis = 0>(x, i)
+        [where] at = NonZero(c)
+        [count] s = Shape(at)
+        [wide] y = Expand(c, s) }"""
+    )
+    onnx.save(proto, tmp_path / "m.onnx")
+    feed = {"x": np.ones((5, 8), np.float32), "i": np.array([99])}
+    assert inspect_model(tmp_path / "m.onnx", data=[feed]).unknown
+
+
 def test_data_have_lengths_too() -> None:
     assert found_in(DIGITS, "--data", DATA)["macs"] == CONV1 + CONV2 + FC1 + FC2
 
