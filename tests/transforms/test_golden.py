@@ -93,6 +93,7 @@ EXPECTED_TRANSFORMS = (
     "sink_transposes",
     "sort_by_execution_order",
     "sparsify_gather",
+    "spell_slow_functions",
     "split_shared_weights",
     "split_short_sums",
     "strip_unused_nodes",
