@@ -19,9 +19,10 @@ from ..transforms.graphs.inference import inferred
 from ..transforms.graphs.queries import Shape, plain_shape
 from ..transforms.int8.plan import Impl, Plan
 from ..transforms.int8.qparams import QParams, Scheme
+from ..transforms.spell_slow_functions import spell_slow_functions
 from .accuracy.outputs import Accuracy
 from .accuracy.verdict import SIMPLE, WEIGHTS
-from .model.files import Weights
+from .model.files import Weights, serialize
 from .model.shapes import fed_shapes
 from .options.efforts import EFFORTS, chosen
 from .options.given_ranges import GivenRanges
@@ -125,9 +126,23 @@ class Job:
         return self.held is not None or self.supply.ranges is not None
 
     @cached_property
+    def spelled(self) -> ir.Model:
+        """`simple` with slow functions in fast operators, as an INT8 model has its float units; `simple` without any.
+
+        Names of tensors inside a function may be missing.
+        """
+        model = self.simple.clone()
+        return model if not self.policy.portable and spell_slow_functions(model).applied else self.simple
+
+    @cached_property
+    def spelled_source(self) -> ModelSource:
+        """`spelled`, serialized for the runtime."""
+        return self.float_source if self.spelled is self.simple else serialize(self.spelled, self.folder)
+
+    @cached_property
     def plain(self) -> Sessions:
-        """`float_source` with its open sessions."""
-        return Sessions(self.float_source, keep=self.opened.keeps, runtime=self.runtime)
+        """`spelled_source` with its open sessions."""
+        return Sessions(self.spelled_source, keep=self.opened.keeps, runtime=self.runtime)
 
     @property
     def feed(self) -> Feed | None:

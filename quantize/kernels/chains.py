@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ...calibration.model.session import Array, open_session, run_session
 from ...transforms.graphs.queries import constant
 from ...transforms.patterns.elementwise import Place, channels_of
+from ...transforms.spell_slow_functions import spell_body
 
 INTEGER: Mapping[str, tuple[Mapping[int, int], int]] = {
     "QLinearSigmoid": ({0: 2}, 4),
@@ -158,7 +159,7 @@ def _evaluated(
 def serialized(
     model: ir.Model, ends: tuple[ir.Value, ir.Value], nodes: Sequence[ir.Node], constants: Sequence[ir.Value]
 ) -> bytes:
-    """Return a serialized model of some nodes alone.
+    """Return a serialized model of some nodes alone, with functions written as the body of a native call has them.
 
     Args:
         model: The model that the nodes are from.
@@ -171,6 +172,7 @@ def serialized(
     graph = ir.Graph(
         [x], [result], nodes=nodes, initializers=constants, opset_imports=model.opset_imports, name="alone"
     )
+    spell_body(graph)
     made = ir.to_proto(ir.Model(graph, ir_version=model.ir_version))
     return bytes(made.SerializeToString(deterministic=True))
 

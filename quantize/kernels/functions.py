@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from ... import NATIVE_DOMAIN
+from ...transforms.spell_slow_functions import spell_body
 from .call import Call
 from .chains import copied
 
@@ -16,7 +17,8 @@ TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 def function_of(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value]]:
     """Return the function of a call, and the constants that are its further inputs.
 
-    Attributes of the node and all constants are parameters, so that one function is the body of many calls.
+    Attributes of the node and all constants are parameters, so that one function is the body of many calls. Where there
+    is no native operator the body computes slow functions in fast operators.
     """
     constants = _constants_of(call)
     formal = [ir.Value(name=name) for name in (*call.names, *(f"c{index}" for index in range(len(constants))))]
@@ -25,7 +27,8 @@ def function_of(model: ir.Model, call: Call) -> tuple[ir.Function, list[ir.Value
     # no node of a body is native; the import would give equal bodies different contents
     imports = {domain: version for domain, version in model.opset_imports.items() if domain != NATIVE_DOMAIN}
     graph = ir.Graph(formal, outputs, nodes=nodes, opset_imports=imports, name="body")
-    for index, result in enumerate(outputs):
+    spell_body(graph)
+    for index, result in enumerate(graph.outputs):
         result.name = f"y{index or ''}"
     attributes = [ir.Attr(name, attribute.type, None) for name, attribute in call.attributes.items()]
     return ir.Function(NATIVE_DOMAIN, call.operator, graph=graph, attributes=attributes), constants

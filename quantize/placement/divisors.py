@@ -12,7 +12,7 @@ from ...transforms.patterns.elementwise import ELEMENTWISE, bounds_of
 
 NOT_AT_ZERO = {"Div": 1, "Log": 0, "Reciprocal": 0}
 """By operator that is infinite where an input is 0, the index of this input; a Pow with a negative exponent is one."""
-ZERO_AT_ZERO = ELEMENTWISE - {"Exp", "HardSigmoid", "Sigmoid", "Softplus"} | {"Concat", "PRelu", "Where"}
+ZERO_AT_ZERO = ELEMENTWISE - {"Exp", "HardSigmoid", "Log", "Sigmoid", "Softplus"} | {"Concat", "PRelu", "Where"}
 """Operators whose result may be 0, or a small constant, where an input is 0; those that move values are not here."""
 SMALL = 1e-3
 """A smaller constant does not protect a divisor: a value above it that is rounded to 0 gives a far too large result."""

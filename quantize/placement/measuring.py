@@ -130,7 +130,7 @@ def profile(
 
 def profile_float(bench: Bench, known: Measured) -> tuple[Spent | None, Measured]:
     """Return the time of the float model, None if the runtime does not run it, and a state with its layout costs."""
-    (float_profile,), known = profile(bench, known, [bench.job.float_source], turns=1)
+    (float_profile,), known = profile(bench, known, [bench.job.spelled_source], turns=1)
     if float_profile is None:
         return None, known
     space = known.prices.space
@@ -152,7 +152,7 @@ def measure_units(bench: Bench, known: Measured, tell: Callable[[int], None] = n
     """
     space = known.prices.space
     wide = bench.write(all_int8_plan(space.facts, space.rules))
-    (in_float, in_int8), known = profile(bench, known, [bench.job.float_source, wide.source])
+    (in_float, in_int8), known = profile(bench, known, [bench.job.spelled_source, wide.source])
     known = _with_costs(known, in_float, dict.fromkeys(space.forms, Impl.FLOAT))
     known = with_profile(known, wide.plan, in_int8)
     for done, impl in enumerate(OTHER_FORMS, 2):

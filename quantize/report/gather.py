@@ -189,7 +189,7 @@ def _profiles(run: Run) -> Kernels:
         return profiled_kernels(job, model, feed, milliseconds)
 
     latency, rejected = run.trial.latency, run.rejected
-    before = profile(job.float_source, None if latency is None else latency.simple_ms or latency.float_ms)
+    before = profile(job.spelled_source, None if latency is None else latency.simple_ms or latency.float_ms)
     if rejected is None or rejected.latency is None:
         return Kernels(before, run.kernels)
     return Kernels(before, run.kernels, profile(rejected.candidate.source, rejected.latency.int8_ms))

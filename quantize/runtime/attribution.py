@@ -18,7 +18,8 @@ from .profile import KernelRun
 COUNTED = re.compile(r"^fused |_token_\d+$")
 """Prefixes and suffixes that the runtime adds to names of nodes."""
 WORDS = (
-    "quantize dequantize quantized lookup blocks packed apart cast int8 scale dynamicquantizematmul split scan".split()
+    "quantize dequantize quantized lookup blocks packed apart cast int8 scale dynamicquantizematmul split scan "
+    "spelled".split()
 )
 MADE = re.compile(rf"(/({'|'.join(WORDS)})|/\w+Fusion/?|(_bn)?_nchwc|_nhwc|_q|_dq)(_\d+)?$")
 """Suffixes that the emitters and the runtime add to the name of a tensor or a node."""

@@ -245,7 +245,7 @@ def _given_if_faster(job: Job, candidate: Candidate, simple: Trial, reason: str)
     if job.restored or not simple.latencies or _speed(simple.latencies) * slack >= 1:
         return None
     given = as_given(job, simplified=False)
-    tried = judge(given, _float_candidate(given, candidate, given.all_int8_plan, reason))
+    tried = judge(given, _float_candidate(given, candidate, given.all_int8_plan, reason, as_it_is=True))
     return (given, tried) if _speed(tried.latencies) >= WORTHWHILE * _speed(simple.latencies) else None
 
 
@@ -255,14 +255,15 @@ def _speed(latencies: Sequence[Latency]) -> float:
     return math.sqrt(max(speeds) * min(speeds))
 
 
-def _float_candidate(job: Job, candidate: Candidate, plan: Plan, reason: str) -> Candidate:
-    """Return a candidate whose model is the simplified float model.
+def _float_candidate(job: Job, candidate: Candidate, plan: Plan, reason: str, *, as_it_is: bool = False) -> Candidate:
+    """Return a candidate whose model is the simplified float model, with slow functions in fast operators.
 
     Args:
         job: The job.
         candidate: The candidate that it replaces.
         plan: The plan of the new candidate. All its units become float; their reasons stay.
         reason: The reason of the units that have none.
+        as_it_is: Whether the functions stay.
     """
     told = {name: choice.reason for name, choice in plan.choices.items()}
     if job.source is not None:  # there are data: missing ranges are not the reason
@@ -271,9 +272,9 @@ def _float_candidate(job: Job, candidate: Candidate, plan: Plan, reason: str) ->
         u.name: replace(plan.choices[u.name], impl=Impl.FLOAT, reason=told.get(u.name) or NOT_WRITTEN.about(reason))
         for u in plan.units
     }
-    model = job.simple.clone()
+    model = (job.simple if as_it_is else job.spelled).clone()
     describe_origin(model, (), {}, job.asked())
-    in_float, source = plan.with_choices(choices), job.float_source
+    in_float, source = plan.with_choices(choices), job.float_source if as_it_is else job.spelled_source
     return replace(candidate, model=model, plan=in_float, qparams={}, source=source, relieved={})
 
 

@@ -19,6 +19,7 @@ from ...transforms.int8.plan import NATIVE_PRODUCTS, Impl, Plan
 from ...transforms.int8.qparams import DTYPES, QParams
 from ...transforms.int8.weights import Adjustment
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
+from ...transforms.spell_slow_functions import spell_slow_functions
 from ..corrections.adjust import find_adjustments
 from ..corrections.equalization import equalize_channels
 from ..corrections.norm_scales import scale_before_norms
@@ -184,6 +185,8 @@ def apply_plan(
         qdq_to_qoperator(model)
         steps.append("qdq_to_qoperator")
     _call_native(job, model, plan, joined, purpose)
+    if purpose != "learn" and not job.policy.portable and spell_slow_functions(model).applied:
+        steps.append("spell_slow_functions")
     describe_origin(model, steps, qparams, job.asked())
     done = _corrections(job, ranges, plan, adjusted)
     source = _verified(job, model)

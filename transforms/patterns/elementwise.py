@@ -10,8 +10,8 @@ import onnx_ir as ir
 from ..graphs.queries import constant, one_number
 
 ELEMENTWISE = frozenset(
-    "Abs Add Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Max Min Mish Mul Neg Pow Relu Selu Sigmoid "
-    "Softplus Softsign Sqrt Sub Swish Tanh".split()
+    "Abs Add Celu Clip Div Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Log Max Min Mish Mul Neg Pow Relu Selu "
+    "Sigmoid Softplus Softsign Sqrt Sub Swish Tanh".split()
 )
 """Standard operators that are such functions if they read one computed tensor."""
 BATCH_NORM = "BatchNormalization"

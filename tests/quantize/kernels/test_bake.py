@@ -22,6 +22,7 @@ from requant.quantize import compile_model
 from requant.quantize.kernels import build
 from requant.quantize.kernels.bake import bake_convolutions, bake_tables, is_depthwise
 from requant.quantize.kernels.library import VERSION, Kernels, kernels
+from requant.transforms.spell_slow_functions import spell_slow_functions
 
 from ...native import FOUND, needs_library
 
@@ -93,6 +94,29 @@ def test_a_chain_becomes_a_table_with_the_same_results(text: str, tables: int) -
     for found, expected in zip(outputs(model, feed), before, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert bake_tables(model) == 0
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "a = Softplus(d) t = Tanh(a) f = Mul(d, t)",
+        "f = Softplus(d)",
+        "f = Elu(d)",
+        "a = Celu <alpha = 2.0> (d) f = Mul(a, a)",
+    ],
+)
+def test_a_spelled_function_becomes_a_table_too(nodes: str) -> None:
+    """A model that was quantized without native operators has such functions between integers."""
+    model = made(
+        f"g (uint8[N,8] x) => (uint8[N,8] y) {{ d = DequantizeLinear(x, s, z) {nodes} y = QuantizeLinear(f, s, z) }}"
+    )
+    assert spell_slow_functions(model).applied
+    feed = {"x": np.arange(256, dtype=np.uint8).reshape(32, 8)}
+    before = outputs(model, feed)
+    assert bake_tables(model) == 1
+    assert operators(model) == ["Table"]
+    np.testing.assert_array_equal(outputs(model, feed), before)
 
 
 AXES = """g (uint8[N,8] x) => (uint8[1,1,N,8] y) {
