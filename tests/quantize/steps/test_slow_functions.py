@@ -13,6 +13,9 @@ import onnx_ir as ir
 import pytest
 
 from requant.quantize import Options, Result, Selection, quantize_model
+from requant.quantize.runtime.attribution import Owners
+from requant.transforms.int8.units import units
+from requant.transforms.spell_slow_functions import spell_slow_functions
 
 from ...native import needs_library
 
@@ -57,10 +60,18 @@ def operators(model: onnx.ModelProto) -> set[str]:
     ],
 )
 def test_what_stays_float_is_spelled_and_the_plan_has_the_functions(options: Options, tmp_path: Path) -> None:
-    _, model, units = quantized(tmp_path, options)
+    _, model, planned = quantized(tmp_path, options)
     assert not operators(model) & SLOW
     assert "Exp" in operators(model)
-    assert units.keys() == {"first", "mish", "second", "bent", "last"}
+    assert planned.keys() == {"first", "mish", "second", "bent", "last"}
+
+
+def test_the_time_of_spelled_operators_is_that_of_the_function() -> None:
+    made = ir.from_onnx_text(TEXT)
+    owners = Owners(made, units(made.graph))
+    spell_slow_functions(made)
+    found = {owners.of(str(node.name)) for node in made.graph if node.op_type in ("Exp", "Min", "Div")}
+    assert found == {"mish", "bent"}
 
 
 def test_a_portable_model_keeps_the_operators(tmp_path: Path) -> None:
