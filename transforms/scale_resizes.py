@@ -59,7 +59,7 @@ def _scales(node: ir.Node, lengths: Lengths) -> list[np.float32]:
     shape = lengths.of(x)
     if shape is None or wanted is None:
         raise LeftAlone("free-length")
-    axes: Sequence[int] = node.attributes.get_ints("axes", None) or range(len(shape))
+    axes: Sequence[int] = node.attributes.get_ints("axes", ()) or range(len(shape))
     if len(axes) != len(wanted):
         raise LeftAlone("free-length")
     nearest = node.attributes.get_string("mode", "nearest") == "nearest"
