@@ -70,7 +70,7 @@ def spell_slow_functions(model: ir.Model) -> Change:
     After:   y = Relu(x) + a * (Exp(Min(x, 0)) - 1);  z = Relu(x) + a * (Exp(Min(x, 0) / a) - 1)
 
     Before:  y = PRelu(x, s)
-    After:   y = Max(x, s * x) where all slopes are constants above 0 and at most 1, else Relu(x) + s * Min(x, 0)
+    After:   y = Max(x, s * x) where all slopes are constants of at most 1, but not 0, else Relu(x) + s * Min(x, 0)
 
     Before:  y = Pow(x, p),  p is one of -2, -1, -0.5, 0.25, 0.5, 1.5, 4
     After:   r * r, r = Reciprocal(x);  Reciprocal(x);  Reciprocal(Abs(Sqrt(x)));  Sqrt(Sqrt(x));  Sqrt(x);
@@ -200,7 +200,7 @@ def _prelu(writer: _Writer) -> ir.Value | None:
     tensor = constant(slopes)
     if slopes is None:
         return None
-    if tensor is not None and bool(np.all((tensor.numpy() > 0) & (tensor.numpy() <= 1))):  # 0 * infinity is NaN
+    if tensor is not None and bool(np.all((tensor.numpy() != 0) & (tensor.numpy() <= 1))):  # 0 * infinity is NaN
         return add("Max", x, add("Mul", x, slopes))
     return add("Add", add("Relu", x), add("Mul", add("Min", x, writer.number(0.0)), slopes))
 

@@ -10,7 +10,9 @@ KEPT_FLOAT = Reason("kept-float", "{}")
 PLAN_FILE = Reason("plan-file", "{} says so")
 NO_RANGES = Reason("no-ranges", "no ranges without data")
 ZERO_INPUT = Reason("zero-input", "its input is zero in all the data, which gives no scale")  # nor one for the bias
-DIVISOR = Reason("divisor", "an operator divides by its result, in which uint8 would round small values to 0")
+DIVISOR = Reason(
+    "divisor", "an operator divides by its result or takes its logarithm, and uint8 would round small values to 0"
+)
 RANGES_DIFFER = Reason("ranges-differ", "the ranges that meet in its unit differ {:.0f}-fold")
 CONSTANT_SPREAD = Reason(
     "constant-spread", "one scale would round its constant too much: the largest value is {:.0f} times the median one"
