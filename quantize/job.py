@@ -66,8 +66,7 @@ class Job:
         selection: The units that may be int8, by the names in `simple`.
         all_int8_plan: The plan with every unit in int8 that can be; later plans have fewer int8 units.
         steps: The result of each transform that simplified the model.
-        restored: The number of operators that compute their ranges at run time in the user's model, and are float in
-            `simple`.
+        restored: By the transform that did it, a note on what is in integers in the user's model and float in `simple`.
         model_qparams: Scale and zero point of tensors that the user's model quantizes itself.
         no_saturation: Whether the target adds 8-bit products without saturation.
         policy: What decides which units become int8.
@@ -98,7 +97,7 @@ class Job:
     selection: Selection
     all_int8_plan: Plan
     steps: tuple[StepResult, ...]
-    restored: int
+    restored: Mapping[str, str]
     model_qparams: Mapping[str, QParams]
     no_saturation: bool
     policy: Policy
@@ -170,7 +169,7 @@ class Job:
     @property
     def opponent(self) -> str:
         """The model that INT8 is compared with, in words."""
-        return "the dynamically quantized model" if self.restored else "float"
+        return "the given model" if self.restored else "float"
 
     @property
     def simple_name(self) -> str:

@@ -36,6 +36,7 @@ from ..runtime.agreement import agreeing, work_depends_on_data
 from ..runtime.loads import Load
 from ..runtime.runtimes import Sessions
 from ..runtime.timing import Latency, load_name
+from .simplify import RESTORE
 
 T = TypeVar("T")
 
@@ -84,9 +85,9 @@ def beside_given(job: Job, candidate: Candidate) -> Given | None:
     """Compare a given model that computes its ranges at run time with an INT8 model, and with its float weights.
 
     The accuracy of the INT8 model is judged against the float weights. Its user replaces the given model, whose outputs
-    differ from both. None of a float model, and where the samples judge nothing.
+    differ from both. None of a model whose activations are float, and where the samples judge nothing.
     """
-    if not job.restored or job.judging is None or not job.outputs_judge or not candidate.plan.has_int8:
+    if RESTORE not in job.restored or job.judging is None or not job.outputs_judge or not candidate.plan.has_int8:
         return None
     samples, terms = judging_samples(job, job.judging), Terms("skip", probability_outputs(job.simple))
     compare = partial(judge_pair, samples=samples, weights=job.weights, terms=terms)

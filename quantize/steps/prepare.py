@@ -44,16 +44,21 @@ from ..runtime.progress import Progress
 from ..runtime.random_inputs import refusal, runs_on_none
 from ..runtime.runtimes import Runtime, runtime_named
 from .reference import Reference, open_reference, sessions_of
-from .simplify import LITTLE, RESTORE, pipelines, simplify
+from .simplify import LITTLE, RESTORE, UNPACK, pipelines, simplify
 
 RESTORED = (
     "{} operators of the model compute their ranges at run time; each is planned anew, as one with float weights. "
     "Outputs are compared with the model with float weights, time with the given model; the strategy dynamic leaves "
     "the operators"
 )
+UNPACKED = (
+    "{} weights of the model are stored in integers, and computed in each run; their operators are planned anew, as "
+    "with float weights. Time is compared with the given model; the strategies dynamic and weight leave the weights"
+)
+BECAME_FLOAT = {RESTORE: RESTORED, UNPACK: UNPACKED}
+"""By transform, the note on what became float."""
 AS_GIVEN = (
-    "the operators that compute their ranges at run time stay; outputs are compared with the outputs of the same model "
-    "with float weights"
+    "the given operators and weights stay; outputs are compared with the outputs of the same model with float weights"
 )
 
 UNJUDGED = "timed on {}; the accuracy is not measured, since random inputs cannot judge it: give data"
@@ -109,7 +114,7 @@ def prepare(
 
 
 def as_given(job: Job, *, simplified: bool = True) -> Job:
-    """Return a job whose simplified model keeps the operators that compute their ranges at run time.
+    """Return a job whose simplified model keeps operators that compute their ranges at run time, and integer weights.
 
     Its outputs are still compared with the outputs of the model with float weights.
 
@@ -132,9 +137,9 @@ def as_given(job: Job, *, simplified: bool = True) -> Job:
         weights=Weights.of(plain.model),
         all_int8_plan=choose_by(replace(facts, static=False), plain.model),
         steps=tuple(plain.steps),
-        restored=0,
+        restored={},
         model_qparams=given_params(plain.model),
-        notes=(*(note for note in job.notes if note != RESTORED.format(job.restored)), *([AS_GIVEN] * simplified)),
+        notes=(*(note for note in job.notes if note not in job.restored.values()), *([AS_GIVEN] * simplified)),
     )
 
 
@@ -322,9 +327,10 @@ class Plain:
     steps: Sequence[StepResult]
 
     @property
-    def restored(self) -> int:
-        """The number of operators that were quantized with ranges computed at run time, and are float now."""
-        return sum(result.change.applied for result in self.steps if result.step.name == RESTORE)
+    def restored(self) -> Mapping[str, str]:
+        """By transform, a note on what was in integers in the given model and is float now."""
+        counts = ((result.step.name, result.change.applied) for result in self.steps)
+        return {name: BECAME_FLOAT[name].format(count) for name, count in counts if count and name in BECAME_FLOAT}
 
 
 def make_plain(
@@ -345,7 +351,8 @@ def make_plain(
         folder: A folder for temporary files.
         progress: Called with each transform.
         portable: Whether the result is for other runtimes too.
-        to_restore: Where operators that compute their ranges at run time become float; None if they stay.
+        to_restore: Where operators that compute their ranges at run time, and weights in integers, become float; None
+            if they stay.
         only: The pipeline of a model whose functions are inlined; None for all that the group `simplify` does.
 
     Raises:
@@ -359,7 +366,7 @@ def make_plain(
         done, notes, renamed = _plainer(inlined.model, folder, progress, plain if only is None else only)
     add_types(done.model, folder)
     found = Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
-    return replace(found, notes=(*notes, RESTORED.format(found.restored))) if found.restored else found
+    return replace(found, notes=(*notes, *found.restored.values()))
 
 
 def _stay_dynamic(model: ir.Model, selection: Selection) -> list[str]:

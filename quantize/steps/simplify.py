@@ -15,7 +15,7 @@ LOAD = "remove_default_inputs"
 WIDEN = f"{INLINE} {LOAD} widen_floats"
 GATES = "unfuse_gates"
 FLUSH = "flush_denormals"
-RESTORE, CONSTANTS = "remove_dynamic_quantization", "fold_constants"
+RESTORE, UNPACK, CONSTANTS = "remove_dynamic_quantization", "dequantize_weights", "fold_constants"
 LITTLE = f"{LOAD} convert_opset(ignore_errors=true) strip_unused_nodes"
 
 
@@ -26,14 +26,15 @@ def pipelines(*, portable: bool = False, dynamic: Iterable[str] | None = None) -
 
     Args:
         portable: Whether gates stay single operators, and native operators are replaced: other runtimes need both.
-        dynamic: The nodes that stay as they are where operators with ranges computed at run time become float; None
-            if all stay.
+        dynamic: The nodes that stay as they are where operators with ranges computed at run time, and weights in
+            integers, become float; None if all stay.
     """
     steps = [step for step in parse_groups("simplify").steps if not (portable and step.name == GATES)]
     if dynamic is not None:
         excluded = tuple(dynamic)
         restore = Step(RESTORE, (("exclude_node", excluded),) if excluded else ())
-        steps.insert(1 + [step.name for step in steps].index(CONSTANTS), restore)
+        place = [step.name for step in steps].index(CONSTANTS)
+        steps[place : place + 1] = [Step(UNPACK, ()), steps[place], restore]
     cut = 1 + [step.name for step in steps].index("inline_functions")
     if portable:
         steps[cut - 1] = replace(steps[cut - 1], options=(*steps[cut - 1].options, ("native", True)))

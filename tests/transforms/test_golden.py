@@ -20,6 +20,7 @@ EXPECTED_TRANSFORMS = (
     "backport_tensor_array_v3",
     "convert_opset",
     "deduplicate_initializers",
+    "dequantize_weights",
     "einsum_to_matmul",
     "equalize_weights",
     "explicit_pads",

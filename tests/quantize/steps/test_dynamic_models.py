@@ -1,4 +1,4 @@
-"""Models that were quantized dynamically before: with data they are quantized statically."""
+"""Models that were quantized dynamically, or in their weights alone: with data they are quantized statically."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
@@ -34,6 +35,26 @@ def dynamic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the sample network with its weights in int8, which a DequantizeLinear computes in each run."""
+    path, model = tmp_path_factory.mktemp("stored") / "stored.onnx", onnx.load(SAMPLES / "digits.onnx")
+    for tensor in [each for each in model.graph.initializer if len(each.dims) > 1 and each.data_type == 1]:
+        weights = onnx.numpy_helper.to_array(tensor)
+        scales = np.abs(weights).reshape(len(weights), -1).max(axis=1).astype(np.float32) / 127
+        steps = scales.reshape(-1, *[1] * (weights.ndim - 1))
+        integers = np.rint(weights / steps).astype(np.int8)
+        model.graph.initializer.remove(tensor)
+        model.graph.initializer.extend(
+            onnx.numpy_helper.from_array(array, f"{tensor.name}/{what}")
+            for what, array in (("int8", integers), ("scale", scales))
+        )
+        given = [f"{tensor.name}/int8", f"{tensor.name}/scale"]
+        model.graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", given, [tensor.name], axis=0))
+    onnx.save(model, path)
+    return path
+
+
 def quantized(dynamic: Path, output: Path, **options: Any) -> tuple[Result, Counter[str]]:
     """Quantize the network; return the result and the operators of the written model."""
     asked = replace(Options(place="rules", samples=16, force=True), **options)
@@ -54,6 +75,25 @@ def test_a_dynamic_model_is_quantized_statically(dynamic: Path, tmp_path: Path) 
     assert result.given.output.worst_sqnr_db == pytest.approx(beside.worst_sqnr_db, abs=3)  # of 64 samples, not 16
     assert result.given.output.worst_sqnr_db < result.accuracy.worst_sqnr_db  # both have an error of their own
     assert "against the given model" in result.verdict
+
+
+@pytest.mark.usefixtures("int8_wins")
+def test_a_model_with_weights_in_integers_is_quantized_statically(stored: Path, tmp_path: Path) -> None:
+    """Its outputs are those of the float weights: there is nothing to tell apart."""
+    result, found = quantized(stored, tmp_path / "q.onnx")
+    assert result.int8_nodes > 0
+    assert set(result.kernels) & {"QLinearConv", "MatMulIntegerToFloat"}
+    assert result.accuracy.worst_sqnr_db > 25
+    assert [note for note in result.notes if note.startswith("4 weights of the model are stored in integers")]
+    assert result.given is None
+    assert found["QuantizeLinear"]
+
+
+def test_weights_in_integers_stay_where_only_weights_are_asked_for(stored: Path, tmp_path: Path) -> None:
+    result, _ = quantized(stored, tmp_path / "q.onnx", selection=Selection(strategy=Strategy.WEIGHT))
+    assert not any("are stored in integers" in note for note in result.notes)
+    types = Counter(each.data_type for each in onnx.load(tmp_path / "q.onnx").graph.initializer if len(each.dims) > 1)
+    assert types[onnx.TensorProto.INT8] >= 3  # folding one grows the file by less than a tenth
 
 
 @pytest.mark.parametrize(
@@ -89,7 +129,7 @@ def test_it_stays_dynamic_where_neither_int8_nor_float_is_faster(
     set_latency(monkeypatch, float_ms=1.0, int8_ms=1.0)
     result, found = quantized(dynamic, tmp_path / "q.onnx")
     assert found["MatMulInteger"] == found["ConvInteger"] == 2
-    assert result.why_not.startswith("int8 gains too little here: 1.00x the speed of the dynamically quantized model")
+    assert result.why_not.startswith("int8 gains too little here: 1.00x the speed of the given model")
     assert result.why_not.endswith("the output is the simplified model")
     assert not any("get float weights" in note for note in result.notes)
     assert any(
