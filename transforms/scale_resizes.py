@@ -70,11 +70,11 @@ def _scales(node: ir.Node, lengths: Lengths) -> list[np.float32]:
 
 
 def _scale(before: int | str | None, after: Length, *, nearest: bool) -> np.float32:
-    """Return the scale from one length to another, with which the runtime finds the other one.
+    """Return the scale from one length to another, with which the runtime and ONNX find the other one.
 
-    It rounds ``length * scale`` down, in float32. Where the quotient gives less, the next float32 above it does not
-    (all lengths up to 1500 to all up to 3000). This one moves interpolated values by their rounding, but may pick
-    another nearest pixel.
+    Both round ``length * scale`` down, the runtime in float32 and ONNX's shape inference in float64. Where the quotient
+    gives less, the next float32 above it does not (all lengths up to 1500 to all up to 3000). This one moves
+    interpolated values by their rounding, but may pick another nearest pixel.
 
     Args:
         before: The length in x.
@@ -87,7 +87,7 @@ def _scale(before: int | str | None, after: Length, *, nearest: bool) -> np.floa
     if not isinstance(before, int) or not isinstance(after, int) or min(before, after) < 1:
         raise LeftAlone("free-length")
     scale = np.float32(np.float32(after) / np.float32(before))
-    if int(scale * np.float32(before)) == after:
+    if int(scale * np.float32(before)) == int(float(scale) * before) == after:
         return scale
     if nearest:
         raise LeftAlone("moves-pixels")
