@@ -132,8 +132,9 @@ def behind_gate(why: str, name: str, node: str, before: str = "", place: str = "
 
 
 def between_pool_and_conv(runs: str, name: str, node: str, of: str) -> Example:
-    """The same behind a pooling, through which no constant is folded into a convolution; ``a`` is (2, 8, 5, 5)."""
-    body = f"[first] p = Conv(x, v) a = AveragePool <kernel_shape=[2,2]> (p) [op] b = {node} [last] y = Conv(b, w)"
+    """The same behind a pooling; ``a`` is (2, 8, 5, 5). The last convolution pads, so that no summand folds into it."""
+    last = "[last] y = Conv <pads = [1, 1, 1, 1]> (b, w)"
+    body = f"[first] p = Conv(x, v) a = AveragePool <kernel_shape=[2,2]> (p) [op] b = {node} {last}"
     return int8(runs, name, body, f"{IMAGE}; w 4x8x2x2; {of}")
 
 
