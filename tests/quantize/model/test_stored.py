@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -117,8 +118,11 @@ def test_a_weight_without_a_shorter_form_stays_float(tables: Array | None) -> No
     assert [node.op_type for node in stored_as_given(plain(given), given).graph] == ["MatMul"]
 
 
-def test_the_float_result_of_a_half_model_is_no_larger_and_can_be_made_again(tmp_path: Path) -> None:
-    """A pair of numbers has no integer kernel that is faster, so the simplified float model is written."""
+def test_the_float_result_of_a_half_model_is_no_larger_and_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_latency: Callable[..., None]
+) -> None:
+    """INT8 is as fast as float here, so the simplified float model is written."""
+    set_latency(monkeypatch, float_ms=1.0, int8_ms=1.0)
     text = (
         '<ir_version: 8, opset_import: ["" : 17]> net (float16[N,48] x) => (float16[N,48] y)'
         "{ a = Sin(x) b = MatMul(a, w) c = Cos(b) y = MatMul(c, w) }"
