@@ -8,9 +8,9 @@ import onnx_ir as ir
 from .graphs.inference import Known
 from .graphs.queries import computing_nodes, graph_of, node_name
 from .graphs.rewriter import add_initializer, insert_before, names, replace_by_earlier, unused_name
+from .lift_sequence_convs import AXES_ARE_INPUT
 from .registry import Change, transform
 
-AXES_ARE_INPUT = 13  # the opset from which the axes of Unsqueeze and Squeeze are inputs
 IMAGE = 4  # axes: batch, channels, rows, columns
 BETA = 0.75  # of AlexNet and its successors
 

@@ -77,13 +77,16 @@ def _deviations(text: str) -> tuple[float, ...]:
 
 
 def _divisor(text: str) -> float:
-    """Read what divides the pixels, and name it where the factor is written: ``1/255``, ``0.0039``."""
-    above, slash, below = text.partition("/")
-    value = positive(f"{positive(above) / positive(below)}") if slash else positive(above)
-    if value >= 1:
-        return value
-    divisor = min((BYTE, BYTE / 2, round(1 / value)), key=lambda known: abs(1 / value - known))
-    raise ValueError(f": write scale={divisor if abs(1 / value - divisor) < divisor / 100 else 1 / value:g}")
+    """Read the number that divides the pixels. The error for a factor, ``1/255`` or ``0.0039``, names the divisor."""
+    above, _, below = text.partition("/")
+    factor = positive(above) / positive(below or "1")
+    if 1 <= factor < math.inf:
+        return factor
+    if not 0 < factor < 1:
+        raise ValueError
+    exact = 1 / factor
+    usual = min((BYTE, BYTE / 2, round(exact)), key=lambda known: abs(exact - known))
+    raise ValueError(f": write scale={usual if abs(exact - usual) < usual / 100 else exact:g}")
 
 
 KEYS: Mapping[str, Key] = {
