@@ -42,7 +42,11 @@ def denormal_shares(model: ModelSource, tensors: Iterable[str], samples: Iterabl
     values = tensors_of(copy.graph)
     wanted = [name for name in tensors if name in values]
     infer_types(copy, wanted)
-    wanted = [name for name in wanted if values[name].dtype is ir.DataType.FLOAT]
+    places = {name: place for place, name in enumerate(values)}
+    # Nodes that are appended last run as soon as their input exists, so that the tensor is freed early.
+    wanted = sorted(
+        (name for name in wanted if values[name].dtype is ir.DataType.FLOAT), key=places.__getitem__, reverse=True
+    )
     if copy.graph.opset_imports.get("", 0) < FIRST_OPSET or not wanted:
         return {}
     prefix = free_prefix(copy.graph, "requant_denormal")
