@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from ...transforms.graphs.queries import bodies, plain_shape
-from ...transforms.int8.ops import GROUP_NORM, SLOPED
+from ...transforms.int8.ops import FUNCTION, GROUP_NORM, SLOPED
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.units import Compound, units
 from ...transforms.patterns.attention import find_attention
 from ...transforms.patterns.group_norms import OPERATORS as NORMS
 from ...transforms.patterns.group_norms import find_group_norm
+from ...transforms.patterns.logarithms import find_logarithm
 from ...transforms.patterns.slopes import find_sloped
 from ..options.declared import Strategy
 from .facts import Facts
@@ -21,7 +22,12 @@ from .native_obstacles import sloped_obstacle
 
 def units_of(graph: ir.Graph, facts: Facts) -> tuple[Unit, ...]:
     """Return the units of a graph and of its bodies in order; units of a body come before the node that runs it."""
-    compounds = [*_attentions(graph, facts), *_group_norms(graph, facts), *_sloped(graph, facts)]
+    compounds = [
+        *_attentions(graph, facts),
+        *_group_norms(graph, facts),
+        *_sloped(graph, facts),
+        *_logarithms(graph, facts),
+    ]
     return tuple(_units(graph, facts, compounds))
 
 
@@ -55,6 +61,18 @@ def _sloped(graph: ir.Graph, facts: Facts) -> list[Compound]:
     found = [each for node in graph if (each := find_sloped(node)) is not None and not sloped_obstacle(each, facts)]
     return [
         Compound(SLOPED, each.nodes, [each.x])
+        for each in found
+        if not any(node.name in facts.selection.strategies for node in each.nodes)
+    ]
+
+
+def _logarithms(graph: ir.Graph, facts: Facts) -> list[Compound]:
+    """Return the logarithms far from 0 that are tables in native operators; the sum in front of one is not rounded."""
+    if not facts.native or not _decides_all(facts):
+        return []
+    found = [each for node in graph if (each := find_logarithm(node)) is not None]
+    return [
+        Compound(FUNCTION, each.nodes, [each.x])
         for each in found
         if not any(node.name in facts.selection.strategies for node in each.nodes)
     ]

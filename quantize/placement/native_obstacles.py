@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ...transforms.graphs.queries import DEEPEST, Shape, constant, has_plain_window, plain_shape, whole_first
-from ...transforms.int8.ops import GATE, GROUP_NORM, INTERPOLATION, OPS, SLOPED, TABLE
+from ...transforms.int8.ops import FUNCTION, GATE, GROUP_NORM, INTERPOLATION, OPS, SLOPED, TABLE
 from ...transforms.int8.plan import Unit
 from ...transforms.int8.reasons import NONE, Reason
 from ...transforms.patterns.conv_transposes import has_whole_strides
 from ...transforms.patterns.elementwise import CHANNELWISE, Place, channels_of
+from ...transforms.patterns.logarithms import find_logarithm
 from ...transforms.patterns.resizes import IMAGE, find_resizing
 from ...transforms.patterns.slopes import Sloped, slopes_channels, slopes_each
 from ..options.declared import Strategy
@@ -26,6 +27,9 @@ TABLES = frozenset(op for op, row in OPS.items() if row.native_u8 == TABLE)
 """The functions of one element that only native operators compute in integers."""
 FUNCTIONS = frozenset({GATE, "LeakyRelu", "Sigmoid", *TABLES}) - CHANNELWISE
 """The functions that a native convolution may absorb: the same one for all channels."""
+
+HIGHEST_OF_LOG = 32
+"""The largest x in ``Log(x + c)``, as a multiple of c; see `_function_obstacle`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,22 @@ def _touched_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     return tensor_obstacle(unit, facts, (*unit.inputs, *unit.outputs))
 
 
+def _function_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
+    """Return why a function of several operators cannot be a table, also if it is steep: a logarithm near 0.
+
+    Half a step of x, ``hi / 510``, changes ``Log(x + c)`` by at most ``hi / (510 c)``. The limit is 1/16, which is
+    ``hi = 32 c``. The result then reaches to ``c`` times 33, and 1/16 is 5 of its steps. Half a step of an input from
+    -10 to 10 changes a Tanh by as many.
+    """
+    for name in unit.nodes:
+        found = find_logarithm(facts.nodes[name])
+        if found is not None:
+            _, high = facts.ranges.get(str(found.x.name), (0.0, 0.0))
+            if high > HIGHEST_OF_LOG * found.least:
+                return why.LOGARITHM.about(high / found.least)
+    return _touched_obstacle(unit, facts, strategy)
+
+
 def _resize_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason:
     """Return why a Resize cannot compute on uint8; the runtime may have no such kernel."""
     return _touched_obstacle(unit, facts, strategy) or form_obstacle(unit, facts, strategy)
@@ -174,6 +194,7 @@ def _transposed_obstacle(unit: Unit, facts: Facts, strategy: Strategy) -> Reason
 NEEDS: Mapping[str, _Needs] = {
     **dict.fromkeys((GATE, "LeakyRelu", "Sigmoid"), _Needs(_fits_always)),
     **dict.fromkeys(TABLES, _Needs(_fits_table, _touched_obstacle)),
+    FUNCTION: _Needs(_fits_table, _function_obstacle),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "MaxPool", "DepthToSpace"), _Needs(_fits_image_window)),
     **dict.fromkeys(("Add", "Mul"), _Needs(_fits_pair)),
     **dict.fromkeys(("Resize", INTERPOLATION), _Needs(_fits_resize, _resize_obstacle)),

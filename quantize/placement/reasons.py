@@ -13,6 +13,9 @@ ZERO_INPUT = Reason("zero-input", "its input is zero in all the data, which give
 DIVISOR = Reason(
     "divisor", "an operator divides by its result or takes its logarithm, and uint8 would round small values to 0"
 )
+LOGARITHM = Reason(
+    "logarithm", "a logarithm of a sum whose input reaches {:.0f} times its constant is too steep for uint8"
+)
 RANGES_DIFFER = Reason("ranges-differ", "the ranges that meet in its unit differ {:.0f}-fold")
 CONSTANT_SPREAD = Reason(
     "constant-spread", "one scale would round its constant too much: the largest value is {:.0f} times the median one"

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ...system.given import check_kind, or_default
 from ...transforms.graphs.queries import axes_of, bodies, plain_shape
-from ...transforms.int8.ops import GATE, OPS, Op, float_reason
+from ...transforms.int8.ops import FUNCTION, GATE, OPS, Op, float_reason
 from ...transforms.int8.plan import Choice, Impl, Plan, Unit
 from ...transforms.int8.qparams import Scheme
 from ...transforms.int8.reasons import FUSED_GROUP, NONE, UNFUSED_GROUP, Reason
@@ -125,7 +125,9 @@ def _why_float(unit: Unit, facts: Facts, strategy: Strategy, telling: Reason) ->
         native = OBSTACLES[Impl.U8_NATIVE](unit, facts, strategy)
         if native and native is not NO_FORM:
             return native
-    return Reason(row.why.code, f"{row.why}; {telling}") if telling else row.why
+    last = facts.nodes[unit.nodes[-1]]
+    why = float_reason("Log") if unit.op == FUNCTION and last.op_type == "Log" else row.why  # nothing fuses a Log
+    return Reason(why.code, f"{why}; {telling}") if telling else why
 
 
 def fixed_float(unit: Unit, facts: Facts) -> Reason:

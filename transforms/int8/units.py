@@ -60,6 +60,8 @@ def units(graph: ir.Graph, compounds: Sequence[Compound] = ()) -> tuple[Unit, ..
     taken: set[ir.Node] = set()
     for compound in compounds:
         nodes = [*compound.nodes, *_absorbed(compound.nodes[-1], OPS[compound.op], taken)]
+        if compound.op == FUNCTION:
+            nodes += _scaled_further(nodes, taken)
         by_last[nodes[-1]] = _unit(nodes, compound.nodes[-1], compound.inputs, op=compound.op)
         taken.update(nodes)
     for value in _values(graph):
