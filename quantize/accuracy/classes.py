@@ -111,7 +111,7 @@ def _are_evident(scores: Array, sample: Sample) -> bool:
 def _has_row_per_item(scores: Array, sample: Sample) -> bool:
     """Whether there is a row for each item of the batch, and the rows are no embeddings."""
     rows = _rows(scores)
-    return len(rows) == _items(sample) and not _are_normalised(rows)
+    return len(rows) == items_of(sample) and not _are_normalised(rows)
 
 
 def _rows(scores: Array) -> Array:
@@ -162,7 +162,7 @@ def _beside(outputs: Outputs, name: str, sample: Sample) -> dict[str, Array]:
     return {each: scores for each, scores in rows.items() if _are_evident(scores, sample)}
 
 
-def _items(sample: Sample) -> int:
+def items_of(sample: Sample) -> int:
     """Return the number of items of a feed: the common length of the first axes of its inputs, else 1."""
     lengths = {len(array) for array in sample.feed.values() if array.ndim}
     return lengths.pop() if len(lengths) == 1 else 1
@@ -271,10 +271,10 @@ class Tally:
         texts = None
         if len(heads) == 1:
             texts = text_losses(losses, expected, actual, scores.shape[-1], sample)
-        self.whole += _whole_losses(losses, _items(sample)) if texts is None else texts
+        self.whole += _whole_losses(losses, items_of(sample)) if texts is None else texts
         classes, counts = np.unique(expected, return_counts=True)  # of a map with a million pixels
         self.seen.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
-        self.maps = self.maps or (scores.ndim > SEQUENCE and expected.size != _items(sample))
+        self.maps = self.maps or (scores.ndim > SEQUENCE and expected.size != items_of(sample))
         return expected, actual
 
     def _judge(self, scores: Array, name: str, candidate: Outputs, *, labelled: bool) -> tuple[Array, Array, Array]:

@@ -21,6 +21,8 @@ def with_kinds_of(model: ir.Model, accuracy: Accuracy, outputs: Iterable[ir.Valu
         outputs: The outputs of the model with inferred shapes; None if the model has these shapes itself.
     """
     frames = open_rows(model.graph.outputs if outputs is None else outputs)
+    vectors = {name: found for name, found in accuracy.cosines.items() if name not in frames}
+    accuracy = replace(accuracy, cosines=vectors)
     return with_sigmoids(without_classes_of_frames(accuracy, frames), sigmoid_outputs(model))
 
 
@@ -39,6 +41,7 @@ def without_classes_of_frames(accuracy: Accuracy, frames: Collection[str]) -> Ac
 
 
 def with_sigmoids(accuracy: Accuracy, sigmoids: Collection[str]) -> Accuracy:
-    """Return a comparison that counts values above 0.5 only in the outputs that a Sigmoid writes."""
+    """Return a comparison that counts values above 0.5 only in the outputs that a Sigmoid writes, and no cosines."""
     counted = {name: found for name, found in accuracy.above_half.items() if name in sigmoids}
-    return replace(accuracy, above_half=counted)
+    vectors = {name: found for name, found in accuracy.cosines.items() if name not in sigmoids}
+    return replace(accuracy, above_half=counted, cosines=vectors)

@@ -24,6 +24,7 @@ from .above_half import AboveHalf
 from .choices import into
 from .class_scores import ClassScores
 from .classes import Interval, Outputs, Tally, is_float
+from .cosines import Cosines
 from .labels import check_classes, class_labels
 from .lengths import OtherLengths
 from .parts import Rows
@@ -106,6 +107,8 @@ class Accuracy:
             result; None if no sample stands out. Where classes judge one of several results, it is of another one.
         above_half: By float output: how many values are above 0.5 in both models, and in one of them. `quantize` and
             `compare` keep the rows of the outputs that a Sigmoid writes.
+        cosines: By float output that has a vector for each item, and is known for nothing else: the cosines between
+            the vectors of both models.
         replaced: By output that is not compared itself, since the model chooses it by its own scores: its own SQNR in
             dB; NaN for integers.
         saturated: The outputs whose probabilities are all nearly 0 or 1, so that their noise does not show.
@@ -124,6 +127,7 @@ class Accuracy:
     states: frozenset[str] = frozenset()
     worst_sample: WorstSample | None = None
     above_half: Mapping[str, AboveHalf] = field(default_factory=dict)
+    cosines: Mapping[str, Cosines] = field(default_factory=dict)
     replaced: Mapping[str, float] = field(default_factory=dict)
     saturated: frozenset[str] = frozenset()
     other_lengths: Mapping[str, OtherLengths] = field(default_factory=dict)
@@ -200,6 +204,7 @@ class _Sums:
         rows: Signal and noise of each of its rows, if it can have parts.
         lengths: The samples for which the lengths of an output differ.
         above_half: Counts of the values of each float output above 0.5.
+        cosines: The cosines of each float output.
         tokens: The divergence of the distributions of tokens.
         correct: The labels that no model predicts, the INT8 model alone, the float model alone, and both; int64 (4,).
         whole: As `correct` for items with several predictions, of which a model predicts all labels or not.
@@ -214,6 +219,7 @@ class _Sums:
     rows: dict[str, Rows] = field(default_factory=dict)
     lengths: dict[str, OtherLengths] = field(default_factory=dict)
     above_half: dict[str, AboveHalf] = field(default_factory=dict)
+    cosines: dict[str, Cosines] = field(default_factory=dict)
     tokens: Divergence = field(default_factory=Divergence)
     correct: Array = field(default_factory=lambda: np.zeros(4, np.int64))
     whole: Array = field(default_factory=lambda: np.zeros(4, np.int64))
@@ -231,6 +237,7 @@ class _Sums:
             self.lengths[name] = self.lengths.get(name, OtherLengths()).with_sample(exact, other, sample.where)
             if is_float(exact):
                 self.rows[name] = self.rows.get(name, Rows()).with_sample(exact, other)
+                self.cosines[name] = self.cosines.get(name, Cosines()).with_sample(exact, other, sample)
                 self.above_half[name] = self.above_half.get(name, AboveHalf()).with_sample(exact, other)
         self.tokens = self.tokens.with_sample(reference, candidate, sample)
         expected, actual = self.classes.add(reference, candidate, sample) or (None, None)
@@ -291,9 +298,17 @@ class _Sums:
             states=self.states,
             worst_sample=self.each.worst([name for name in results if name != by_class] or results),
             above_half=self.above_half,
+            cosines=self._cosines(scores),
             saturated=found.saturated if found.known else frozenset(),
             other_lengths={name: each for name, each in self.lengths.items() if each.samples},
         )
+
+    def _cosines(self, scores: ClassScores | None) -> dict[str, Cosines]:
+        """Return the cosines of results whose vectors are not known to be scores per class."""
+        by_class = scores is not None and (scores.sure or self.correct.any())
+        known = self.classes.heads if by_class else frozenset()
+        found = {name: self.cosines[name] for name in _results(self.cosines, self.states) if name not in known}
+        return {name: each for name, each in found.items() if each.vectors and not name.endswith(INTO_ARGMAX)}
 
     def _scores(self) -> ClassScores | None:
         """Return what the scores per class tell; None without any."""
@@ -442,6 +457,7 @@ def accuracy_json(accuracy: Accuracy, *, held_out: bool = True) -> dict[str, Any
         "sqnr_db_by_output": {name: finite(value) for name, value in accuracy.sqnr_db.items()},
         "sqnr_low_db_by_output": {name: finite(lows(name)) for name in accuracy.sqnr_db},
         "above_half_by_output": {name: found.to_json() for name, found in accuracy.above_half.items()},
+        "cosine_by_output": {name: found.to_json() for name, found in accuracy.cosines.items()},
         "other_lengths_by_output": {name: found.to_json() for name, found in accuracy.other_lengths.items()},
         "sqnr_db_by_part": {name: finite(value) for name, value in accuracy.quiet_db.items()},
     }

@@ -218,6 +218,8 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, held_out: 
     known = by_class and worst is not None and worst.output == accuracy.class_output
     if worst is not None and not known and worst.output not in accuracy.other_lengths:
         yield "worst sample", f"SQNR {decibels_text(worst.sqnr_db)} at {worst.output}: {worst.where}"
+    for name, vectors in accuracy.cosines.items():
+        yield "cosine", f"mean {vectors.mean:.4f}, worst {vectors.worst:.4f} at {name} ({where}): {vectors.where}"
 
 
 def _sqnr_rows(accuracy: Accuracy, where: str, shown: str, held_out: bool) -> Iterator[Row]:

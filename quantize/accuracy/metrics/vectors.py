@@ -48,11 +48,17 @@ def cosines(outputs: Outputs, sample: Sample, reference: Outputs) -> Items:
     one, two = (np.asarray(each, np.float64) for each in (reference["vectors"], embedding(outputs, sample.where)))
     if one.shape != two.shape:
         raise RequantError(f"{sample.where}: vectors of shape {two.shape}, but the float model's have {one.shape}")
+    return equal_items(cosine_of_rows(one, two), len(one))
+
+
+def cosine_of_rows(one: Array, two: Array) -> Array:
+    """Return the cosine between the vectors of two arrays (..., D), float64 (...); see `cosines` for zeros and NaN."""
+    one, two = (np.asarray(each, np.float64) for each in (one, two))
     with np.errstate(invalid="ignore", over="ignore"):
         lengths = [np.linalg.norm(each, axis=-1) for each in (one, two)]
         cosine = (_unit(one) * _unit(two)).sum(axis=-1)
     cosine = np.where((lengths[0] == 0) & (lengths[1] == 0), 1.0, np.clip(cosine, -1.0, 1.0))
-    return equal_items(np.where(np.isnan(cosine), -1.0, cosine), len(one))
+    return np.where(np.isnan(cosine), -1.0, cosine)
 
 
 def _unit(values: Array) -> Array:
