@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ... import RequantError, UnknownNameError
+from ... import RequantError, near
 from ...calibration.model.identity import listed
 from ...calibration.range_files.decoding import convert_rows, load_document
 from ...calibration.range_files.range_file import written_after
@@ -22,6 +22,10 @@ from .forms import possible_forms
 from .reasons import PLAN_FILE
 
 SCHEMA = 1
+
+
+class PlanFileError(RequantError):
+    """A plan file that cannot be read, or that does not fit the model."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,27 +77,29 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
             have made an implementation impossible.
 
     Raises:
-        RequantError: The file cannot be read, or a unit cannot have its implementation or body.
-        UnknownNameError: The model has no unit of this name.
+        PlanFileError: The file cannot be read, the model has no unit of a name, or a unit cannot have its
+            implementation or body.
     """
     options, name_of_file = possible_forms(facts, rules), os.fspath(path)
     changed, rows = {}, _rows(path)
     if len(rows) > 1 and not rows.keys() & options.keys():
-        raise RequantError(
+        raise PlanFileError(
             f"{name_of_file}: the plan of another model: this one has no unit named {next(iter(rows))!r}"
         )
     for name, row in rows.items():
         wanted = row.implementation
         if name not in options:
-            raise UnknownNameError(f"unit of {name_of_file} in the model", name, options)
+            raise PlanFileError(f"no unit of {name_of_file} in the model named {name!r}{near(name, options)}")
         possible = {impl.value for impl in (*options[name], Impl.FLOAT, rules.choices[name].impl)}
         if wanted not in possible and strict:
             known, reason = ", ".join(sorted(possible)), rules.choices[name].reason
             why = f" ({reason})" if reason else ""
-            raise RequantError(f"{name_of_file}: unit {name!r} cannot be {wanted!r}{why}; it can be: {known}")
+            raise PlanFileError(f"{name_of_file}: unit {name!r} cannot be {wanted!r}{why}; it can be: {known}")
         if row.body not in (bodies := _bodies(wanted, options[name])) and strict:
             known = ", ".join(bodies)
-            raise RequantError(f"{name_of_file}: unit {name!r} cannot have the body {row.body!r}; it can have: {known}")
+            raise PlanFileError(
+                f"{name_of_file}: unit {name!r} cannot have the body {row.body!r}; it can have: {known}"
+            )
         if wanted in possible - {rules.choices[name].impl.value}:
             stays = other(row.reason) or PLAN_FILE.about(name_of_file)  # so that the plan, written again, is the same
             body = row.body if row.body in _bodies(wanted, options[name]) else Impl.U8
@@ -110,7 +116,7 @@ def unnamed(path: str | os.PathLike[str], plan: Plan) -> list[str]:
     """Return a note if a plan file does not name all units of a plan.
 
     Raises:
-        RequantError: The file cannot be read, or is not a plan file.
+        PlanFileError: The file cannot be read, or is not a plan file.
     """
     rows = _rows(path)
     missing = [unit.name for unit in plan.units if unit.name not in rows]
@@ -124,7 +130,7 @@ def implementations(path: str | os.PathLike[str]) -> Mapping[str, str]:
     """Return the implementations in a plan file by unit.
 
     Raises:
-        RequantError: The file cannot be read, or is not a plan file.
+        PlanFileError: The file cannot be read, or is not a plan file.
     """
     return {name: row.implementation for name, row in _rows(path).items()}
 
@@ -133,13 +139,16 @@ def operators_in(path: str | os.PathLike[str]) -> frozenset[str]:
     """Return the operators of the units in a plan file, as far as it says them.
 
     Raises:
-        RequantError: The file cannot be read, or is not a plan file.
+        PlanFileError: The file cannot be read, or is not a plan file.
     """
     return frozenset(row.operator for row in _rows(path).values())
 
 
 def _rows(path: str | os.PathLike[str]) -> Mapping[str, _Row]:
     """Return the rows of a plan file by unit; see `implementations`."""
-    units = load_document(path, _File, "plan file", SCHEMA).units
-    rows = {name: row if isinstance(row, Mapping) else {"implementation": row} for name, row in units.items()}
-    return convert_rows(rows, _Row, f"{os.fspath(path)}: unit")
+    try:
+        units = load_document(path, _File, "plan file", SCHEMA).units
+        rows = {name: row if isinstance(row, Mapping) else {"implementation": row} for name, row in units.items()}
+        return convert_rows(rows, _Row, f"{os.fspath(path)}: unit")
+    except RequantError as error:
+        raise PlanFileError(str(error)) from error

@@ -21,7 +21,7 @@ from ..model.files import read_message
 from ..options.build import build_data
 from ..options.declared import CHECK, QUANTIZE
 from ..options.option import Kind
-from ..placement.plan_file import implementations, plan_path
+from ..placement.plan_file import PlanFileError, implementations, plan_path
 from ..runtime.progress import Progress, silent
 from .file import Project, requested_project
 
@@ -141,10 +141,10 @@ def _quantized(project: Project, progress: Progress) -> Result:
             values = {row.name: row.read(given[row.name]) for row in QUANTIZE if row.name in given}
             command = shlex.join(["requant", *quantize_arguments(project)])
             return Request(model=project.model, output=project.output, values=values, command=command).run(progress)
-        except RequantError as error:
-            if beside and beside in str(error):
-                raise RequantError(f"{error}; without {beside} the model is placed anew") from error
-            raise
+        except PlanFileError as error:
+            if not beside:
+                raise
+            raise RequantError(f"{error}; without {beside} the model is placed anew") from error
 
 
 def _by_plan_beside(project: Project) -> tuple[Project, str]:

@@ -345,6 +345,16 @@ def test_a_plan_beside_the_output_that_does_not_fit_is_refused(tmp_path: Path) -
     assert line.endswith("; without int8.plan.json the model is placed anew")
 
 
+def test_other_errors_that_name_the_plan_give_no_advice_about_it(tmp_path: Path) -> None:
+    (tmp_path / "int8.plan.json").write_text('{"schema": 1, "units": {"conv1": "u8->u8"}}')
+    project = write_project(tmp_path, place="")
+    project.write_text(project.read_text().replace(f"{SAMPLES / 'digits.npz'}:calib", "int8.plan.json.npz"))
+    result = invoke("check", project, "--update")
+    assert result.exit_code == 2
+    assert "int8.plan.json.npz" in result.stderr
+    assert "placed anew" not in result.stderr
+
+
 @pytest.mark.slow
 def test_a_project_that_asks_for_less_fails(tmp_path: Path) -> None:
     check_project(write_project(tmp_path), update=True)
