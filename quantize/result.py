@@ -35,6 +35,7 @@ from .accuracy.verdict import (
 )
 from .job import APART, STOCK_PLAN, Placement
 from .options.efforts import CORRECTIONS, EFFORTS
+from .runtime.runtimes import Identity
 from .runtime.timing import Latency, latency_json
 
 
@@ -102,7 +103,7 @@ class Result:
         opponent: The model that INT8 is compared with, in words.
         simple: The third model of the latencies, in words.
         given: How far the given model is from the output, and from its float weights; None where it is a float model.
-        runtime: What ran the models: name, version, and the type of float operators if it is not float32 alone.
+        runtime: What ran the models: name, version and precision; None where it is not known.
         runtimes: By runtime, the times of the float model and of what was made for it; empty for one runtime.
     """
 
@@ -137,7 +138,7 @@ class Result:
     opponent: str = "float"
     simple: str = SIMPLE
     given: Given | None = None
-    runtime: str = ""
+    runtime: Identity | None = None
     runtimes: Mapping[str, Timed] = field(default_factory=dict)
 
     @property
@@ -269,7 +270,7 @@ class Result:
             },
             "seconds": dict(self.seconds),
             "native": self.native and self.native.to_json(),
-            "runtime": self.runtime,
+            "runtime": "" if self.runtime is None else str(self.runtime),
             "runtimes": {name: asdict(timed) for name, timed in self.runtimes.items()},
             "promise": self.promise and self.promise.to_json(),
             "search": self.search and self.search.to_json(),
@@ -295,7 +296,7 @@ def _rows(result: Result) -> Iterator[Row]:
     listed = f" of {kernels}" if kernels else ""
     yield "integer kernels", f"{result.mac_share_int8:.1%} of the multiply-accumulates{listed}"
     if result.runtimes:
-        yield "runtime", result.runtime
+        yield "runtime", str(result.runtime)
     else:
         yield from runtime_rows(result.runtime)
     for name, both in result.runtimes.items():

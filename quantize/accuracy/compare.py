@@ -23,7 +23,7 @@ from ..model.state import passed_on, possible_state
 from ..runtime.agreement import agreeing
 from ..runtime.loads import Load, loads_of
 from ..runtime.progress import Progress, silent
-from ..runtime.runtimes import PLAIN, Sessions, Setting
+from ..runtime.runtimes import PLAIN, Identity, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
 from .drop import Versus, versus
 from .given_choices import layered_choices, outputs_behind
@@ -84,7 +84,7 @@ class Comparison:
     data: str = ""
     float_bytes: int = 0
     int8_bytes: int = 0
-    runtime: str = ""
+    runtime: Identity | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -124,7 +124,7 @@ class Comparison:
         return {
             "verdict": self.verdict,
             "data": self.data,
-            "runtime": self.runtime,
+            "runtime": "" if self.runtime is None else str(self.runtime),
             **accuracy_json(self.accuracy),
             "samples": self.accuracy.samples,
             "state": list(map(str, self.state)),
@@ -202,7 +202,7 @@ def compare_models(
         source.description,
         float_bytes=size_on_disk(models[0]),
         int8_bytes=size_on_disk(models[1]),
-        runtime=str(runtime.identity),
+        runtime=runtime.identity,
         notes=tuple(filter(None, [drawn.note if drawn else "", *_notes(loaded, source, accuracy)])),
     )
 

@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 from ...system.printable import number_of
 from ..model.files import size_text
+from ..runtime.machine import ONNX_RUNTIME
+from ..runtime.runtimes import Identity
 from ..runtime.timing import Latency
 from .class_scores import ClassScores
 from .drop import Versus
@@ -272,10 +274,10 @@ def data_row(samples: int, data: str) -> Row:
     return "measured on", data if counted in data else f"{counted} of {data}"
 
 
-def runtime_rows(runtime: str) -> Iterator[Row]:
+def runtime_rows(runtime: Identity | None) -> Iterator[Row]:
     """Yield the runtime in which the models ran; none for ONNX Runtime, which needs no mention."""
-    if runtime and not runtime.startswith("ONNX Runtime"):
-        yield "runtime", runtime
+    if runtime is not None and runtime.title != ONNX_RUNTIME:
+        yield "runtime", str(runtime)
 
 
 def promise_row(found: Promise, where: str) -> Row:

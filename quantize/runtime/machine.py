@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 MOST_THREADS = 4096
+ONNX_RUNTIME = "ONNX Runtime"
 FOLDER = "REQUANT_CACHE"
 """The environment variable that replaces the cache folder ``~/.cache/requant``."""
 
@@ -44,9 +45,14 @@ class Machine:
         return cls(runtime or onnxruntime.__version__, cpu, threads)
 
     @property
+    def title(self) -> str:
+        """The name of the runtime, without its version; a version alone is one of ONNX Runtime."""
+        return ONNX_RUNTIME if self.runtime[:1].isdigit() else self.runtime.partition(" ")[0]
+
+    @property
     def described(self) -> str:
         """The runtime with its name."""
-        return f"ONNX Runtime {self.runtime}" if self.runtime[:1].isdigit() else self.runtime
+        return f"{ONNX_RUNTIME} {self.runtime}" if self.title == ONNX_RUNTIME else self.runtime
 
     @property
     def key(self) -> str:

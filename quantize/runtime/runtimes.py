@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ... import RequantError, UnknownNameError
 from ...calibration.model.session import Array, ModelSource, describe, open_without_library
 from ...system.given import normalise_fields
-from .machine import Machine
+from .machine import ONNX_RUNTIME, Machine
 from .profile import Profile, profiled
 from .session import Runner
 
@@ -101,7 +101,7 @@ class OnnxRuntime(Runtime):
         """Its name and version."""
         import onnxruntime
 
-        return Identity("ONNX Runtime", onnxruntime.__version__)
+        return Identity(ONNX_RUNTIME, onnxruntime.__version__)
 
     def open(self, model: ModelSource, *, threads: int = 0, lean: bool = False) -> Runner:
         """Load a model; see `Runtime.open`."""

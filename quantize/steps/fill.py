@@ -50,7 +50,7 @@ def result_of(job: Job, trial: Trial, kernels: tuple[KernelRun, ...], output: st
         opponent=job.opponent,
         simple=job.simple_name,
         given=beside_given(job, candidate),
-        runtime=str(job.runtime.identity),
+        runtime=job.runtime.identity,
         promise=promise_of(job, trial.accuracy) if job.outputs_judge and trial.accuracy.samples else None,
         notes=notes_on(job, trial, kernels, size),
     )

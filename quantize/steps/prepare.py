@@ -251,7 +251,7 @@ def _check_origin_of_costs(policy: Policy, threads: int, runtime: Runtime) -> No
     machine = read_costs(policy.costs).machine
     if machine.threads != threads:
         raise RequantError(f"{policy.costs}: measured on {machine.threads} threads, not {threads}")
-    if not machine.described.startswith(runtime.identity.title):
+    if machine.title != runtime.identity.title:
         raise RequantError(f"{policy.costs}: measured in {machine.described}, not in {runtime.identity.title}")
 
 

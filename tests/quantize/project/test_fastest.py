@@ -30,4 +30,4 @@ def test_weights_that_moved_to_a_file_are_there_until_all_models_are_timed(
     options = Options(runtime="auto", effort="low", samples=32, seconds=0.1, batch=16)
     found = quantize_fastest(tmp_path / "m.onnx", f"{SAMPLES / 'digits.npz'}:calib", tmp_path / "q.onnx", options)
     assert any("denormal" in note for note in found.notes)
-    assert found.runtime in found.runtimes
+    assert str(found.runtime) in found.runtimes

@@ -129,12 +129,14 @@ def test_its_name_has_version_and_precision(capsys: pytest.CaptureFixture[str]) 
     assert OpenVino().identity.precision in ("f32", "bf16", "f16")
     machine = OpenVino("f32").machine(1)
     assert machine.described == str(identity)
+    assert machine.title == identity.title
     print_costs([Costs(machine), Costs(STOCK.machine(1))])
     printed = capsys.readouterr().out
     assert f"{identity}, 1 thread" in printed
     assert f"{STOCK.identity}, 1 thread" in printed
     assert "ONNX Runtime OpenVINO" not in printed
     assert STOCK.machine(1).described == str(STOCK.identity)
+    assert STOCK.machine(1).title == STOCK.identity.title
     assert costs.path_of(machine) != costs.path_of(STOCK.machine(1))
 
 
@@ -267,14 +269,14 @@ def test_a_model_is_placed_judged_and_timed_there(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("REQUANT_CACHE", str(tmp_path / "cache"))
     options = Options(runtime="openvino", batch=256, samples=64, seconds=0.2, force_int8=True, effort="low")
     result = quantize_model(DIGITS / "digits.onnx", f"{DIGITS / 'digits.npz'}:calib", tmp_path / "q.onnx", options)
-    assert result.runtime == str(OpenVino().identity)
-    assert result.to_json()["runtime"] == result.runtime
-    assert ("runtime", result.runtime) in result.rows()
+    assert result.runtime == OpenVino().identity
+    assert result.to_json()["runtime"] == str(result.runtime)
+    assert ("runtime", str(result.runtime)) in result.rows()
     assert result.placement.how == "measured"
     assert result.native is None
     assert any(name.endswith("of uint8") for name in result.kernels)
     assert result.mac_share_int8 > 0
-    assert [found.machine.runtime for found in costs.kept()] == [result.runtime]
+    assert [found.machine.runtime for found in costs.kept()] == [str(result.runtime)]
     domains = {node.domain for node in onnx.load(tmp_path / "q.onnx").graph.node}
     assert domains == {""}
     metadata = {prop.key: prop.value for prop in onnx.load(tmp_path / "q.onnx").metadata_props}
