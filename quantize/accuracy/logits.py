@@ -18,9 +18,6 @@ from .choices import Reader, into
 from .classes import SEQUENCE
 from .outputs import Accuracy
 
-INTO_SOFTMAX = into("Softmax")
-"""The end of the label of logits that are compared in place of probabilities."""
-
 
 def logits_of(model: ir.Model) -> dict[str, Reader]:
     """Return the Softmax that writes an output, as the reader of its logits, by the name of the output.
@@ -38,7 +35,7 @@ def logits_of(model: ir.Model) -> dict[str, Reader]:
         if not is_standard(node, "Softmax") or node.inputs[0] is None:
             continue
         if shape is None or len(shape) <= SEQUENCE:
-            found[str(output.name)] = (node.name, 0, f"{node.inputs[0].name}{INTO_SOFTMAX}")
+            found[str(output.name)] = (node.name, 0, f"{node.inputs[0].name}{into('Softmax')}")
     return found
 
 
@@ -59,4 +56,5 @@ def with_logits(accuracy: Accuracy, logits: Mapping[str, str], compared: Accurac
         sqnr_db={name: each.sqnr_db[name] for name, each in found.items()},
         low_db={name: each.least_db(name) for name, each in found.items()},
         worst_sample=min(worst, key=lambda each: each.sqnr_db, default=None),
+        logits=frozenset(logits.values()),
     )

@@ -113,6 +113,7 @@ class Accuracy:
             dB; NaN for integers.
         saturated: The outputs whose probabilities are all nearly 0 or 1, so that their noise does not show.
             In `sqnr_db` their logits stand in their place, where both models have them.
+        logits: What stands in their place in `sqnr_db`.
         other_lengths: By float output whose shape differs between the models: the samples with other lengths.
     """
 
@@ -130,6 +131,7 @@ class Accuracy:
     cosines: Mapping[str, Cosines] = field(default_factory=dict)
     replaced: Mapping[str, float] = field(default_factory=dict)
     saturated: frozenset[str] = frozenset()
+    logits: frozenset[str] = frozenset()
     other_lengths: Mapping[str, OtherLengths] = field(default_factory=dict)
 
     @property

@@ -24,7 +24,6 @@ from ...system.printable import number_of
 from .class_scores import ClassScores
 from .classes import FEWEST
 from .lengths import sqnr_text
-from .logits import INTO_SOFTMAX
 from .outputs import Accuracy
 from .selected_outputs import holds_scores, worst_place
 from .sqnr import decibels_text, finite
@@ -139,8 +138,7 @@ def _doubtful_scores(accuracy: Accuracy) -> list[str]:
 
 def _of_classes(accuracy: Accuracy) -> set[str]:
     """Return the compared tensors that hold the scores per class: the output, or logits in its place."""
-    logits = (name for name in accuracy.sqnr_db if accuracy.saturated and name.endswith(INTO_SOFTMAX))
-    return {accuracy.class_output, *logits}
+    return {accuracy.class_output, *accuracy.logits}
 
 
 def _by_labels(accuracy: Accuracy) -> Promise | None:

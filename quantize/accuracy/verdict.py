@@ -18,7 +18,6 @@ from ..runtime.timing import Latency
 from .class_scores import ClassScores
 from .drop import Versus
 from .lengths import sqnr_text
-from .logits import INTO_SOFTMAX
 from .outputs import Accuracy, Labelled
 from .promise import HIDDEN, LEAST_DB, Promise, hidden_outputs, is_sure
 from .selected_outputs import worst_place
@@ -154,7 +153,7 @@ def _worst_text(accuracy: Accuracy) -> str:
 
 def _behind(accuracy: Accuracy) -> str:
     """Return what stands behind the classes of saturated probabilities: the SQNR of their logits, where it is known."""
-    logits = {name: value for name, value in accuracy.sqnr_db.items() if name.endswith(INTO_SOFTMAX)}
+    logits = {name: accuracy.sqnr_db[name] for name in accuracy.logits}
     if not accuracy.saturated:
         return ""
     if not logits:

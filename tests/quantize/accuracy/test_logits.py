@@ -119,6 +119,7 @@ def test_logits_stand_in_the_place_of_saturated_probabilities() -> None:
     other = Accuracy(16, None, {label: 25.0, "z": 3.0}, low_db={label: 23.0}, worst_sample=worst)
     found = with_logits(compared(1.0, 16, other=True), {"y": label}, other)
     assert found.sqnr_db == {label: 25.0, "z": math.inf}
+    assert found.logits == {label}
     assert (found.least_db(label), found.worst_sample, found.class_output) == (23.0, worst, "y")
     assert promise(found).text == f"25.0 dB at {label}, at least 23.0 dB with 95 % confidence, 20 dB are needed"
     assert answers_lost(found, "data") == f"0 of 16 answers changed, SQNR 25.0 dB at {label} (data)"
