@@ -16,7 +16,7 @@ from ..accuracy.metrics import Metric
 from ..accuracy.sqnr import finite
 from ..model.files import size_text
 from .baseline import UPDATE, Baseline, DataSummary, Measured, Scored, Speed, Statistics, Tolerances
-from .measure import machines_differ
+from .measure import why_incomparable
 
 
 class Status(StrEnum):
@@ -251,9 +251,14 @@ def _alike(one: Statistics, two: Statistics, most: float) -> bool:
 # ----------------------------------------------------------------------------------------------- speed and the file
 
 
-def floor_of(before: Speed | None, allowed: Tolerances, machine_differs: str) -> float:
-    """Return the least acceptable speed-up; 0 if any is acceptable."""
-    own = _least_of(before, allowed) if before is not None and not machine_differs else 0.0
+def floor_of(before: Speed | None, allowed: Tolerances) -> float:
+    """Return the least acceptable speed-up; 0 if any is acceptable.
+
+    Args:
+        before: A comparable speed-up of the baseline; None without one.
+        allowed: The tolerances.
+    """
+    own = 0.0 if before is None else _least_of(before, allowed)
     return max(own, allowed.speedup or 0.0)
 
 
@@ -324,9 +329,7 @@ def _since_baseline(now: Speed, before: Speed, allowed: Tolerances) -> Line:
         value=now.ratio,
         before=before.ratio,
     )
-    unlike = machines_differ(before.machine, now.machine)
-    if before.batch != now.batch:
-        unlike = ", ".join(filter(None, (unlike, f"batch {before.batch}, here {now.batch}")))
+    unlike = why_incomparable(before, now.machine, now.batch)
     if unlike:
         return _with(line, Status.SKIP, f"the baseline is from another machine or setting: {unlike}")
     if slower(now.rounds, _least_of(before, allowed)):

@@ -326,7 +326,15 @@ def _rounds(pair: Pair, timing: Timing, sample: Sample) -> Callable[[], tuple[fl
     return together
 
 
-def machines_differ(one: Machine, two: Machine) -> str:
-    """Return why speed-ups on two machines are not comparable; empty if they are. The runtime may differ."""
-    pairs: Mapping[str, tuple[object, object]] = {"CPU": (one.cpu, two.cpu), "threads": (one.threads, two.threads)}
+def why_incomparable(before: Speed, here: Machine, batch: int) -> str:
+    """Return why a speed-up of this machine and batch is not comparable with a measured one; empty if it is.
+
+    The runtime may differ.
+    """
+    there = before.machine
+    pairs: Mapping[str, tuple[object, object]] = {
+        "CPU": (there.cpu, here.cpu),
+        "threads": (there.threads, here.threads),
+        "batch": (before.batch, batch),
+    }
     return ", ".join(f"{name} {a}, here {b}" for name, (a, b) in pairs.items() if a != b)

@@ -38,7 +38,7 @@ from .blame import changed_layers, explained
 from .judge import Line, Status, floor_of, judge
 from .layers import layers_of, stored_bytes, tensor_noise
 from .lock import check_writable, is_baseline, load_baseline, save_baseline
-from .measure import Pair, Timing, machines_differ, measure_pair, usual_metrics
+from .measure import Pair, Timing, measure_pair, usual_metrics, why_incomparable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ class Ready:
     @property
     def setting(self) -> Setting:
         """What runs the models."""
-        return asked(self.options, self.old)
+        return _setting_of(self.options, self.old)
 
 
 def ready(
@@ -237,20 +237,20 @@ def ready(
     """
     options = or_default(options, CheckOptions)
     check_kind(update, bool, "update must be True or False")
-    old = _replaced(baseline) if update else load_baseline(baseline)
+    old = _baseline_to_replace(baseline) if update else load_baseline(baseline)
     if update:
         check_writable(Path(baseline))
     model = load_model(float_model)
     binding = None if update else old  # an update may be of another model, and in another runtime
     _check_float_model(float_model, model, binding)
-    _check_setting(asked(options, old), binding)
+    _check_setting(_setting_of(options, old), binding)
     samples = options.samples if options.samples is not None or old is None else old.samples
     source = open_data(float_model, data, samples)
     first = next(iter(source))
-    metrics = _metrics(options, old, update=update)
+    metrics = _chosen_metrics(options, old, update=update)
     if metrics is None:
         metrics = usual_metrics(Path(float_model), first, open_rows(outputs_of(model)))
-    kept = {} if old is None else _known(old.tolerances.to_json(), old, metrics)
+    kept = {} if old is None else _tolerances_in_use(old.tolerances.to_json(), old, metrics)
     allowed = tolerances({**kept, **options.tolerances}, metrics)
     outputs = Runner(Path(float_model), lean=True)(first.feed)
     probable = probability_outputs(model)
@@ -270,7 +270,7 @@ def ready(
     )
 
 
-def _replaced(baseline: PathLike) -> Baseline | None:
+def _baseline_to_replace(baseline: PathLike) -> Baseline | None:
     """Return the baseline that an update replaces; None without one, or if it is damaged or of another version.
 
     Raises:
@@ -311,7 +311,7 @@ def _check_setting(setting: Setting, baseline: Baseline | None) -> None:
         raise RequantError(f"{baseline.path}: measured in {before}, not in {setting}; {UPDATE} measures anew")
 
 
-def asked(options: CheckOptions, old: Baseline | None) -> Setting:
+def _setting_of(options: CheckOptions, old: Baseline | None) -> Setting:
     """Return what runs the models of a check: as asked for, else as in the baseline, else ONNX Runtime."""
     before = PLAIN if old is None else old.measured.setting
     if options.runtime is not None and options.runtime != before.runtime:
@@ -335,7 +335,7 @@ def judged(prepared: Ready, int8_model: PathLike, progress: Progress = silent) -
     )
     common_inputs(prepared.float_path, int8_model)
     if prepared.update or prepared.old is None:
-        now = _whole(pair, measure_pair(pair, prepared.metrics, prepared.timing, progress), progress)
+        now = _with_layers(pair, measure_pair(pair, prepared.metrics, prepared.timing, progress), progress)
         baseline = Baseline(now, prepared.allowed, prepared.samples, os.fspath(prepared.baseline))
         save_baseline(prepared.baseline, baseline)
         lines = judge(now, baseline)
@@ -344,7 +344,7 @@ def judged(prepared: Ready, int8_model: PathLike, progress: Progress = silent) -
         before = replace(old, scores={metric.name: old.scores[metric.name] for metric in prepared.metrics})
         by = replace(prepared.old, measured=before, tolerances=prepared.allowed)
         timing = replace(prepared.timing, floor=_floor(by, prepared.timing))
-        now, lines = _lines(pair, measure_pair(pair, prepared.metrics, timing, progress), by, progress)
+        now, lines = _compared(pair, measure_pair(pair, prepared.metrics, timing, progress), by, progress)
     return Check(
         float_model=os.fspath(prepared.float_path),
         int8_model=os.fspath(int8_model),
@@ -356,7 +356,7 @@ def judged(prepared: Ready, int8_model: PathLike, progress: Progress = silent) -
     )
 
 
-def _metrics(options: CheckOptions, old: Baseline | None, *, update: bool) -> list[Metric] | None:
+def _chosen_metrics(options: CheckOptions, old: Baseline | None, *, update: bool) -> list[Metric] | None:
     """Return the metrics of a check; None for the usual ones of the model and its data.
 
     Raises:
@@ -375,7 +375,7 @@ def _metrics(options: CheckOptions, old: Baseline | None, *, update: bool) -> li
     return metrics
 
 
-def _known(values: Mapping[str, object], old: Baseline, metrics: Sequence[Metric]) -> dict[str, object]:
+def _tolerances_in_use(values: Mapping[str, object], old: Baseline, metrics: Sequence[Metric]) -> dict[str, object]:
     """Return the tolerances, except for metrics that this check does not use."""
     names = {metric.name for metric in metrics}
     return {name: value for name, value in values.items() if name not in old.measured.scores or name in names}
@@ -383,26 +383,25 @@ def _known(values: Mapping[str, object], old: Baseline, metrics: Sequence[Metric
 
 def _floor(baseline: Baseline, timing: Timing) -> float:
     """Return the speed-up below which the speed is measured again."""
-    speed = baseline.measured.speed
-    difference = "" if speed is None else machines_differ(speed.machine, Machine.here(timing.setting.threads))
-    if speed is not None and speed.batch != timing.batch:
-        difference = "batch"
-    return floor_of(speed, baseline.tolerances, difference)
+    speed, here = baseline.measured.speed, Machine.here(timing.setting.threads)
+    if speed is not None and why_incomparable(speed, here, timing.batch):
+        speed = None
+    return floor_of(speed, baseline.tolerances)
 
 
-def _lines(pair: Pair, now: Measured, baseline: Baseline, progress: Progress) -> tuple[Measured, list[Line]]:
+def _compared(pair: Pair, now: Measured, baseline: Baseline, progress: Progress) -> tuple[Measured, list[Line]]:
     """Compare measurements with the baseline; if a line fails, find the layers that changed."""
     same = now.int8_model == baseline.measured.int8_model
     now = replace(now, layers=layers_of(pair.int8_model), stored=stored_bytes(pair.int8_model)) if not same else now
     lines = judge(now, baseline)
     if all(line.status is not Status.FAIL for line in lines):
         return now, lines
-    now = _whole(pair, now, progress)
+    now = _with_layers(pair, now, progress)
     changed = changed_layers(now, baseline.measured)
     return now, [explained(line, now, baseline.measured, changed) for line in lines]
 
 
-def _whole(pair: Pair, now: Measured, progress: Progress) -> Measured:
+def _with_layers(pair: Pair, now: Measured, progress: Progress) -> Measured:
     """Return the measurements with the layers and their SQNR."""
     progress("layers", 0, None)
     noise: Mapping[str, float] = {}
