@@ -22,7 +22,7 @@ from ..model.files import Weights, load_model, size_on_disk
 from ..model.state import passed_on, possible_state
 from ..runtime.agreement import agreeing
 from ..runtime.loads import Load, loads_of
-from ..runtime.progress import Progress, silent
+from ..runtime.progress import COMPARE, Progress, silent
 from ..runtime.runtimes import PLAIN, Identity, Sessions, Setting
 from ..runtime.timing import Latency, latency_json, load_name
 from .drop import Versus, versus
@@ -258,7 +258,7 @@ def _notes(model: ir.Model, source: Source, accuracy: Accuracy) -> Iterator[str]
 
 def _report(progress: Progress, source: Source, done: int) -> None:
     """Report the number of samples so far."""
-    progress("compare", done, source.length)
+    progress(COMPARE, done, source.length)
 
 
 def common_source(float_model: Model, int8_model: Model, data: DataSource) -> Source:

@@ -17,6 +17,7 @@ from ...transforms.int8.plan import Impl
 from ...transforms.int8.weights import Adjustment
 from ..job import Candidate, Job
 from ..options.efforts import EFFORTS
+from ..runtime.progress import CORRECT_WEIGHTS
 from .bias import correct_bias
 from .block_rounding import block_operations, learn_blocks
 from .layer_by_layer import BlockLayer, Layer, walk_layers
@@ -59,11 +60,11 @@ def find_adjustments(job: Job, candidate: Candidate) -> dict[str, Adjustment]:
             return correct_bias(layer, integers)
         return Adjustment(stored=integers), layer.run(integers)
 
-    job.progress("correct weights", 0, total)  # the first layer waits for its inputs
+    job.progress(CORRECT_WEIGHTS, 0, total)  # the first layer waits for its inputs
     with suppress(RequantError):
         for name, adjustment in walk_layers(job, candidate, feeds, correct, correct_blocks):
             adjustments[name] = adjustment
-            job.progress("correct weights", len(adjustments), total)
+            job.progress(CORRECT_WEIGHTS, len(adjustments), total)
     return adjustments
 
 

@@ -26,7 +26,7 @@ from ..runtime.clock import interleave
 from ..runtime.inputs import stacked
 from ..runtime.machine import Machine
 from ..runtime.profile import RUNS, KernelRun, integer_share
-from ..runtime.progress import Progress
+from ..runtime.progress import COMPARE, TIME, Progress
 from ..runtime.runtimes import PLAIN, Runtime, Sessions, Setting
 from ..runtime.session import Runner
 from .baseline import DataSummary, Measured, Scored, Speed, Statistics
@@ -166,7 +166,7 @@ def _scores(
             scorer.add(before, after, sample)
 
     def tell(done: int) -> None:
-        progress("compare", done, pair.source.length)
+        progress(COMPARE, done, pair.source.length)
 
     samples = summarizer.passing(pair.source)
     int8 = Sessions(pair.int8_path, keep=False, runtime=runtime)
@@ -293,7 +293,7 @@ def speed_of(pair: Pair, timing: Timing, progress: Progress) -> Speed:
     run = _rounds(pair, timing, sample)
     rounds: list[tuple[float, float]] = []
     for attempt in range(1 + AGAIN):
-        progress("time" if attempt == 0 else "time again", attempt, 1 + AGAIN)
+        progress(TIME if attempt == 0 else f"{TIME} again", attempt, 1 + AGAIN)
         rounds += [run() for _ in range(ROUNDS)]
         if max(before / after for before, after in rounds) >= timing.floor:
             break

@@ -10,6 +10,7 @@ from ...transforms.graphs.queries import computing_graphs
 from ...transforms.int8.ops import MOVES
 from ...transforms.int8.plan import Choice, Impl, Plan
 from ..job import Candidate, Job, Placement
+from ..runtime.progress import COMPARE_PLACEMENTS
 from .batches import BY_RULES, fairest
 from .racing import Size, least_milliseconds, on_agreeing_samples, runners_of
 from .reasons import SLOWER_IN_BODY
@@ -52,7 +53,7 @@ def faster_with_bodies(sizes: Sequence[Size], plan: Plan, why: str) -> tuple[Can
     if not in_float.has_int8:
         return bench.candidate(plan), Placement("rules", why=why)
     candidates = {BY_RULES: bench.candidate(plan), FLOAT_BODIES: bench.candidate(in_float)}
-    bench.job.progress("compare placements", 0, None)
+    bench.job.progress(COMPARE_PLACEMENTS, 0, None)
     runners = runners_of(sizes, candidates)
     if not runners:
         return candidates[BY_RULES], Placement("rules", why=why)

@@ -27,6 +27,7 @@ from ..job import Candidate, Placement
 from ..runtime.agreement import agreeing, work_depends_on_data
 from ..runtime.clock import SLOW, SURE, race, time_run, uncertainty
 from ..runtime.loads import Load
+from ..runtime.progress import COMPARE_PLACEMENTS
 from ..runtime.runtimes import LoadedModel
 from ..runtime.timing import Regime, load_name
 from .batches import CLEAR, fairest, finalists, least_noisy, passed, served
@@ -79,7 +80,7 @@ def fastest(sizes: Sequence[Size], candidates: Mapping[str, Candidate]) -> tuple
         sizes: The batch sizes, the first one for the numbers of the placement.
         candidates: The candidates by name; the plan by rules has the name `batches.BY_RULES`.
     """
-    sizes[0].bench.job.progress("compare placements", 0, None)
+    sizes[0].bench.job.progress(COMPARE_PLACEMENTS, 0, None)
     runners = runners_of(sizes, candidates, FAR)
     if not runners:
         return next(iter(candidates.values())), Placement("rules")

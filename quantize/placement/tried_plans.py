@@ -8,6 +8,7 @@ from functools import partial
 
 from ...transforms.int8.plan import Plan
 from ..job import Candidate, Job
+from ..runtime.progress import MEASURE_COSTS
 from .batches import BY_RULES
 from .forms import all_int8_plan, native_plan, native_products_plan
 from .measuring import Measured, keep, measure_plan, measure_units, profile_float
@@ -186,4 +187,4 @@ def _untried(found: TriedPlans, every: Sequence[Prices]) -> Plan | None:
 
 def _tell(job: Job, total: int, before: int, done: int = 0) -> None:
     """Report the progress of the measurements: `before` plans, and `done` more, of `total` are measured."""
-    job.progress("measure costs", before + done, total)
+    job.progress(MEASURE_COSTS, before + done, total)

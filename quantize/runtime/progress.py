@@ -20,6 +20,11 @@ OFF = 2.0
 """By this factor an announced time may be wrong before it is corrected."""
 SLOWEST = 3  # stages in an announcement
 MINUTES = 120.0  # from here on, times are in minutes
+CALIBRATE, OBSERVE_MEANS = "calibrate", "observe means"
+TRY_TENSORS, TRY_WEIGHTS, CORRECT_WEIGHTS = "try tensors alone", "try weights alone", "correct weights"
+MEASURE_COSTS, COMPARE_PLACEMENTS = "measure costs", "compare placements"
+COMPARE, TIME = "compare", "time"
+"""The stages that take most of the time: a forecast names them."""
 CHECK, CHOOSE, WRITE = "check data", "choose ranges", "write model"
 """Stages between those that count: the data are searched for mistakes, the rule gives ranges, and a plan is written
 into a model. Of large graphs each takes seconds."""
@@ -34,14 +39,14 @@ MAYBE = "units must become float"
 LOWER = "low effort"
 """What all stages take with low effort: no stage, but an entry among them where the effort is higher."""
 UNITS: Mapping[str, str] = {
-    "calibrate": "samples",
-    "observe means": "samples",
-    "compare": "samples",
+    CALIBRATE: "samples",
+    OBSERVE_MEANS: "samples",
+    COMPARE: "samples",
     "log": "samples",
-    "try tensors alone": "tensors",
-    "try weights alone": "units",
-    "correct weights": "units",
-    "measure costs": "plans",
+    TRY_TENSORS: "tensors",
+    TRY_WEIGHTS: "units",
+    CORRECT_WEIGHTS: "units",
+    MEASURE_COSTS: "plans",
 }
 """What the numbers of a stage count."""
 

@@ -28,7 +28,7 @@ from ..options.efforts import ADJUSTING, EFFORTS
 from ..placement.facts import Facts
 from ..placement.forms import FLOAT_FORMS, all_int8_plan, possible_forms
 from ..placement.runs import runs_within
-from ..runtime.progress import WRITE, Adding
+from ..runtime.progress import TRY_TENSORS, TRY_WEIGHTS, WRITE, Adding
 from ..sensitivity.each_tensor import Integers, ruinous, sqnr_by_tensor, sqnr_by_weight
 from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.switch_graph import ROUNDED
@@ -45,7 +45,6 @@ TRIED_FOR = {Impl.DYNAMIC_NATIVE: Impl.DYNAMIC, Impl.BLOCK_NATIVE: Impl.BLOCK}
 Attention rounds rows of k and columns of v to 127 steps on each side of 0: where all values have one sign, the step may
 be twice that of the form that is tried.
 """
-TENSORS = "try tensors alone"
 NOISE_LEFT = 0.1
 """The noise of weights that learned rounding and biases leave, about.
 
@@ -153,7 +152,7 @@ def measure_tensors(job: Job, candidate: Candidate, accuracy: Accuracy, seconds:
     plan, params = candidate.plan, candidate.qparams
     roots = {name: name for name in params} | {name: plan.root(name) for name in _copied_by_concats(plan)}
     known = {name: params[root] for name, root in roots.items() if name in values and root in params}
-    return _tried(job, known, accuracy, seconds, sqnr_by_tensor, TENSORS)
+    return _tried(job, known, accuracy, seconds, sqnr_by_tensor, TRY_TENSORS)
 
 
 def _copied_by_concats(plan: Plan) -> list[str]:
@@ -189,7 +188,7 @@ def measure_forms(
         tensors = dict.fromkeys((tensor for unit in units for tensor in unit.rounded), ROUNDED[form])
         readers = {name for unit in units for name in unit.readers}
         if tensors:
-            found[form] = _tried(job, tensors, accuracy, seconds, partial(sqnr_by_tensor, readers=readers), TENSORS)
+            found[form] = _tried(job, tensors, accuracy, seconds, partial(sqnr_by_tensor, readers=readers), TRY_TENSORS)
     kept = _kept_inputs(job, rules)
     alike_forms = {form: found[tried] for form, tried in TRIED_FOR.items() if tried in found}
     return found | {form: {t: db for t, db in known.items() if t not in kept} for form, known in alike_forms.items()}
@@ -240,7 +239,7 @@ def measure_weights(
 
     sizes = {name: sum(tensor.nbytes for tensor in map(constant, home[name].inputs) if tensor) for name in units}
     integers = Integers.within(made, job.options.execution.memory_limit)
-    found = _tried(job, sizes, accuracy, seconds, partial(sqnr_by_weight, integers=integers), "try weights alone")
+    found = _tried(job, sizes, accuracy, seconds, partial(sqnr_by_weight, integers=integers), TRY_WEIGHTS)
     return {units[node]: value for node, value in found.items()}
 
 

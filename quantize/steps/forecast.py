@@ -28,7 +28,19 @@ from ..runtime.clock import (
     WARM_UP,
     time_run,
 )
-from ..runtime.progress import LOWER, MAYBE, RELIEF
+from ..runtime.progress import (
+    CALIBRATE,
+    COMPARE,
+    COMPARE_PLACEMENTS,
+    CORRECT_WEIGHTS,
+    LOWER,
+    MAYBE,
+    MEASURE_COSTS,
+    RELIEF,
+    TIME,
+    TRY_TENSORS,
+    TRY_WEIGHTS,
+)
 from .emit import plan_by_rules
 from .evidence import TRIAL_SAMPLES, only_rest_is_left
 from .ranges import TensorRanges
@@ -49,7 +61,7 @@ ROUNDS = 4  # models with more units in float that are emitted at most
 BETWEEN = 1  # models that are emitted between the fastest one that keeps the promise and one that misses it
 FALLBACK_MODELS = 3  # models that `fall_back_to_float` makes, about: one keeps the promise, then faster ones are tried
 PRICED = 3  # plans that are profiled for each of them
-LEARNED = frozenset({"try tensors alone", "try weights alone", "correct weights"})
+LEARNED = frozenset({TRY_TENSORS, TRY_WEIGHTS, CORRECT_WEIGHTS})
 """The stages that low effort leaves out, unless the user names a correction."""
 AGAIN = 0.6  # plans that are profiled for a second placement, over the plans that are profiled for the first one
 
@@ -81,24 +93,24 @@ def _stage_seconds(job: Job, feed: Mapping[str, Array], run: float) -> dict[str,
     """Return the seconds of the stages from the seconds of one run, for a process that has a processor for itself."""
     sizes = {n: math.prod(s) for n, s in shapes_for(job, feed).items()}
     effort, tensors = EFFORTS[job.options.effort], job.all_int8_plan.quantized
-    found = {"compare": samples_for(job) * run * (2 if effort.seconds else 1)} if job.outputs_judge else {}
+    found = {COMPARE: samples_for(job) * run * (2 if effort.seconds else 1)} if job.outputs_judge else {}
     if job.static and job.source is not None and job.source.length is not None:
         elements = sum(sizes.get(name, 0) for name in tensors)
         rule = job.supply.rule
         passes = BINNED if rule is not None and rule.needs_histogram else 1.0
-        found["calibrate"] = job.source.length * (run + passes * ELEMENT * elements)
+        found[CALIBRATE] = job.source.length * (run + passes * ELEMENT * elements)
     corrected = job.judged and not job.weights.large
     if effort.seconds and corrected and job.policy.plan is None and not only_rest_is_left(job.all_int8_plan):
         found |= _trial_seconds(job, feed, run, effort.seconds)
     if job.corrections & ADJUSTING and corrected:
-        found["correct weights"] = _correction_seconds(job, run)
-    found["time"] = _race_seconds(run, 3, job.options.seconds) * len(job.loads)
+        found[CORRECT_WEIGHTS] = _correction_seconds(job, run)
+    found[TIME] = _race_seconds(run, 3, job.options.seconds) * len(job.loads)
     if job.policy.how == "measured" and costs_decide(job) and 1e3 * run >= LEAST_MS and _has_choices(job):
         load = LOADED * len(job.all_int8_plan.units)
         profiled = min(max(PROFILED / 1e6, LEAST_RUNS * run), MOST_RUNS * run)
-        found["measure costs"] = PROFILES * TURNS * (load + profiled) * len(job.loads)
+        found[MEASURE_COSTS] = PROFILES * TURNS * (load + profiled) * len(job.loads)
         races = (PLANS * load + _race_seconds(IN_INTEGERS * run, n, job.options.seconds) for n in (PLANS, 2))
-        found["compare placements"] = math.fsum(races) * len(job.loads)
+        found[COMPARE_PLACEMENTS] = math.fsum(races) * len(job.loads)
     return found
 
 
@@ -140,10 +152,10 @@ def _second_placement_seconds(
     job: Job, feed: Mapping[str, Array], run: float, every: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the seconds of trials of all tensors and of a second placement, from the seconds of the first one."""
-    placed = ("correct weights", "compare placements", "compare", "time")
+    placed = (CORRECT_WEIGHTS, COMPARE_PLACEMENTS, COMPARE, TIME)
     found = _trial_seconds(job, feed, run, EFFORTS[job.options.effort].retry)
     found |= {stage: every[stage] for stage in placed if stage in every}
-    return found | {"measure costs": AGAIN * every["measure costs"]} if "measure costs" in every else found
+    return found | {MEASURE_COSTS: AGAIN * every[MEASURE_COSTS]} if MEASURE_COSTS in every else found
 
 
 def _fall_back_seconds(job: Job, run: float, every: Mapping[str, float], models: int) -> dict[str, float]:
@@ -157,12 +169,12 @@ def _fall_back_seconds(job: Job, run: float, every: Mapping[str, float], models:
         every: The seconds of all stages of the first model, from `_stage_seconds`.
         models: The number of models.
     """
-    compared = every.get("compare", 0.0) / (2 if EFFORTS[job.options.effort].seconds else 1)
-    found = {"correct weights": every.get("correct weights", 0.0), "compare": compared}
-    if "measure costs" in every:
+    compared = every.get(COMPARE, 0.0) / (2 if EFFORTS[job.options.effort].seconds else 1)
+    found = {CORRECT_WEIGHTS: every.get(CORRECT_WEIGHTS, 0.0), COMPARE: compared}
+    if MEASURE_COSTS in every:
         raced = _race_seconds(IN_INTEGERS * run, 2, job.options.seconds) * len(job.loads)
-        found[RELIEF] = every["measure costs"] * PRICED / PROFILES + raced
-    return {stage: models * seconds for stage, seconds in found.items()} | {"time": every.get("time", 0.0)}
+        found[RELIEF] = every[MEASURE_COSTS] * PRICED / PROFILES + raced
+    return {stage: models * seconds for stage, seconds in found.items()} | {TIME: every.get(TIME, 0.0)}
 
 
 def _trial_seconds(job: Job, feed: Mapping[str, Array], run: float, seconds: float) -> dict[str, float]:
@@ -172,12 +184,8 @@ def _trial_seconds(job: Job, feed: Mapping[str, Array], run: float, seconds: flo
     """
     runs = runs_within(job, feed, seconds, run)
     products = sum(OPS[unit.op].weight is not None for unit in job.all_int8_plan.units if unit.op in OPS)
-    counts = (("tensors", len(job.all_int8_plan.quantized), 0.5), ("weights", products, 1.0))
-    return {
-        f"try {part} alone": min(n * TRIAL_SAMPLES * share, runs) * run + TRIED * n
-        for part, n, share in counts
-        if n <= runs
-    }
+    counts = ((TRY_TENSORS, len(job.all_int8_plan.quantized), 0.5), (TRY_WEIGHTS, products, 1.0))
+    return {stage: min(n * TRIAL_SAMPLES * share, runs) * run + TRIED * n for stage, n, share in counts if n <= runs}
 
 
 def _race_seconds(run: float, models: int, seconds: float) -> float:

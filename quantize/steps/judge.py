@@ -34,6 +34,7 @@ from ..placement.runs import samples_for
 from ..result import Given
 from ..runtime.agreement import agreeing, work_depends_on_data
 from ..runtime.loads import Load
+from ..runtime.progress import COMPARE, TIME
 from ..runtime.runtimes import Sessions
 from ..runtime.timing import Latency, load_name
 from .simplify import RESTORE
@@ -212,14 +213,14 @@ def _with_logits(
 
 def _report_compared(job: Job, total: int | None, done: int) -> None:
     """Report the progress of the comparison."""
-    job.progress("compare", done, total)
+    job.progress(COMPARE, done, total)
 
 
 def _timed(job: Job, candidate: Candidate) -> tuple[Latency, ...]:
     """Time the candidate against the float model at each batch size; empty without data."""
     found = []
     for load in job.loads:
-        job.progress("time" if len(job.loads) == 1 else f"time {load_name(load.batch, load.regime)}", 0, None)
+        job.progress(TIME if len(job.loads) == 1 else f"{TIME} {load_name(load.batch, load.regime)}", 0, None)
         found.append(_timed_at(job, candidate, load))
     return tuple(found)
 

@@ -28,7 +28,7 @@ from ..job import Job
 from ..model.no_evidence import no_evidence
 from ..model.shapes import of_shapes_alone
 from ..options.given_ranges import precision_of
-from ..runtime.progress import CHECK, CHOOSE
+from ..runtime.progress import CALIBRATE, CHECK, CHOOSE, OBSERVE_MEANS
 
 GROWTH = ("growing", "few")
 """Kinds of findings about the growth of ranges."""
@@ -73,7 +73,7 @@ def observe_plan(job: Job, *, for_file: bool = False) -> RangeFile:
     execution = replace(job.options.execution, strict=False)  # tensors with NaN stay float
     if rule is None or source is None:
         raise AssertionError("where ranges are observed there are data and a rule")
-    job.progress("calibrate", 0, None)  # the first sample waits for the sessions
+    job.progress(CALIBRATE, 0, None)  # the first sample waits for the sessions
     histogram = rule.needs_histogram or job.supply.overrides.needs_histogram
     seen = observe(
         job.float_source,
@@ -82,7 +82,7 @@ def observe_plan(job: Job, *, for_file: bool = False) -> RangeFile:
         histogram=histogram,
         channel_axis=channels_of(job),
         execution=execution,
-        progress=partial(job.progress, "calibrate"),
+        progress=partial(job.progress, CALIBRATE),
     )
     job.progress(CHOOSE, 0, None)
     file = RangeFile.of(
@@ -244,6 +244,6 @@ def _channels(job: Job, tensors: AbstractSet[str]) -> Mapping[str, Channels]:
         histogram=False,
         channel_axis=wanted,
         execution=replace(job.options.execution, strict=False),
-        progress=partial(job.progress, "observe means"),
+        progress=partial(job.progress, OBSERVE_MEANS),
     )
     return seen.channels

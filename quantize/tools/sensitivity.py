@@ -42,7 +42,7 @@ from ..placement.forms import all_int8_plan
 from ..placement.plan_file import read_plan
 from ..runtime.machine import Machine
 from ..runtime.machine import folder as cache_folder
-from ..runtime.progress import Progress, silent
+from ..runtime.progress import CALIBRATE, Progress, silent
 from ..sensitivity.cache import PREFIX, Trials, digest, forget_old, trials_of
 from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.result import Sensitivity, TensorRow, UnitRow
@@ -315,7 +315,7 @@ def _observed(job: Job, source: Source, *, fresh: bool) -> Observations:
         histogram=True,
         channel_axis=axes,
         execution=execution,
-        progress=partial(job.progress, "calibrate"),
+        progress=partial(job.progress, CALIBRATE),
     )
 
 

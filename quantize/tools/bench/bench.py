@@ -21,7 +21,7 @@ from ...runtime.clock import Clock, Times, doubt, race, uncertainty
 from ...runtime.compiled_for import refuse_foreign
 from ...runtime.inputs import open_data, stacked
 from ...runtime.loads import load_of
-from ...runtime.progress import Progress, silent
+from ...runtime.progress import TIME, Progress, silent
 from ...runtime.random_inputs import source_of_shapes
 from ...runtime.runtimes import PLAIN, STOCK, Identity, Setting
 from .native import needed_library
@@ -219,7 +219,7 @@ def bench_model(
     for model in models:
         _check(model)
     described, feed, batch = _feed(Path(path), data, load)
-    progress("time", 0, None)
+    progress(TIME, 0, None)
     timed, unsure, notes = _timed(models, feed, load)
     profile, unprofiled = _profiled(models[0], feed, load, timed[0], progress)
     return Bench(

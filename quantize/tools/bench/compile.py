@@ -45,7 +45,7 @@ from ...runtime.configured import (
     snippet,
 )
 from ...runtime.inputs import open_data
-from ...runtime.progress import Progress, silent
+from ...runtime.progress import TIME, Progress, silent
 from ...runtime.random_inputs import generated_source, refusal, runs_on_none
 from .compiled_times import SECONDS, Change, timed
 from .native import STOCK, UNCHANGED, Natives, choose, native_library, needed_library
@@ -168,7 +168,7 @@ def compile_model(
     kept = {} if kernels == STOCK else needed
     made = _make((path, needed), (original, kept), output, samples, natives, progress)
     del original  # models are timed without its weights in memory
-    progress("time", 0, None)
+    progress(TIME, 0, None)
     after = [{**base, **each} for each in made.values]
     times = timed((path, {**base, **needed}), (output, after), feed, weights)
     return Compiled(
