@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import click
 
 from ...system.notes import note
-from ..runtime.progress import Lines, Progress, expect, silent, ticking
+from ..runtime.progress import Forecast, Lines, Progress, expect, silent, ticking
 from .app import QUIET, VERBOSE
 from .printing import print_line
 
@@ -29,9 +29,9 @@ class NotedProgress:
             note(stage=stage)
         self._progress(stage, done, total)
 
-    def expect(self, seconds: Mapping[str, float]) -> None:
-        """Pass on how long the stages will take, about."""
-        expect(self._progress, seconds)
+    def expect(self, forecast: Forecast) -> None:
+        """Pass on how long the work will take, about."""
+        expect(self._progress, forecast)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.progress import (
@@ -16,7 +16,7 @@ from rich.progress import (
 )
 
 from ...system.printable import one_line
-from ..runtime.progress import announcement
+from ..runtime.progress import Forecast, announcement
 from .terminal import Terminal
 
 STAGE = 60  # the most characters of the name of a stage
@@ -37,9 +37,9 @@ class Bar:
             self._tasks[stage] = self._bar.add_task(one_line(stage, STAGE), total=total)
         self._bar.update(self._tasks[stage], completed=done, total=total)
 
-    def expect(self, seconds: Mapping[str, float]) -> None:
+    def expect(self, forecast: Forecast) -> None:
         """Print above the bar how long the work will take, if that is long."""
-        text = announcement(seconds)
+        text = announcement(forecast)
         if text:
             self._bar.console.print(text, soft_wrap=True)
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 GRACE = 3.0
@@ -34,10 +35,6 @@ INSPECT = "inspect"
 """The stage that looks at the chosen model and writes it."""
 RELIEF = "units to float"
 """The stage that makes models with more units in float; each goes through other stages."""
-MAYBE = "units must become float"
-"""What takes time only where the first model misses the promise of accuracy: no stage, but an entry among them."""
-LOWER = "low effort"
-"""What all stages take with low effort: no stage, but an entry among them where the effort is higher."""
 UNITS: Mapping[str, str] = {
     CALIBRATE: "samples",
     OBSERVE_MEANS: "samples",
@@ -52,6 +49,26 @@ UNITS: Mapping[str, str] = {
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with a stage, how much of it is done, and how much there is (None: unknown)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How long work will take, about.
+
+    Attributes:
+        stages: The seconds of each stage that is sure to come, by the name of its group.
+        fallback: The seconds of what follows if units must become float; 0 if nothing can follow.
+        low_effort: The seconds of the stages with low effort; infinite if the effort is low already.
+    """
+
+    stages: Mapping[str, float] = field(default_factory=dict)
+    fallback: float = 0.0
+    low_effort: float = math.inf
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of all stages that are sure to come."""
+        return math.fsum(self.stages.values())
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
@@ -73,9 +90,9 @@ class Stopwatch:
             self._stage = stage
         self._progress(stage, done, total)
 
-    def expect(self, seconds: Mapping[str, float]) -> None:
-        """Pass on how long the stages will take, about."""
-        expect(self._progress, seconds)
+    def expect(self, forecast: Forecast) -> None:
+        """Pass on how long the work will take, about."""
+        expect(self._progress, forecast)
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each stage so far, in the order in which the stages began."""
@@ -93,14 +110,11 @@ def group(stage: str) -> str:
     return stage.partition(": ")[0]
 
 
-def expect(progress: Progress, seconds: Mapping[str, float]) -> None:
-    """Tell a `Progress` that can use it how long the stages will take, about, by the names of their groups.
-
-    The entry `MAYBE` is the time of what follows if units must become float, `LOWER` that of all with low effort.
-    """
+def expect(progress: Progress, forecast: Forecast) -> None:
+    """Pass a forecast to a `Progress` that has a method for it."""
     tell = getattr(progress, "expect", None)
     if tell is not None:
-        tell(seconds)
+        tell(forecast)
 
 
 class Adding:
@@ -120,9 +134,9 @@ class Adding:
         self._done, self._total = done, total or 0
         self._progress(stage, self._before + done, None if total is None else self._before + total)
 
-    def expect(self, seconds: Mapping[str, float]) -> None:
-        """Pass on how long stages will take, about."""
-        expect(self._progress, seconds)
+    def expect(self, forecast: Forecast) -> None:
+        """Pass on how long the work will take, about."""
+        expect(self._progress, forecast)
 
 
 class Lines:
@@ -167,14 +181,14 @@ class Lines:
             self._done, self._total = done, total
             self._begin(now)
 
-    def expect(self, seconds: Mapping[str, float]) -> None:
-        """Take how long stages will take, about; print it if that is long."""
+    def expect(self, forecast: Forecast) -> None:
+        """Take how long the work will take, about; print it if that is long."""
         with self._lock:
             spent = self._spent_by(time.monotonic())
-            self._expected = {name: took + spent.get(name, 0.0) for name, took in _sure(seconds).items()}
-            text = announcement(seconds)
+            self._expected = {name: took + spent.get(name, 0.0) for name, took in forecast.stages.items()}
+            text = announcement(forecast)
             if text:
-                self._whole = time.monotonic() - self._began + math.fsum(_sure(seconds).values())
+                self._whole = time.monotonic() - self._began + forecast.seconds
                 self._print(text)
 
     def tick(self) -> None:
@@ -253,25 +267,19 @@ class Lines:
         return f" (about {duration(whole)} in all, not {duration(before)})"
 
 
-def announcement(seconds: Mapping[str, float]) -> str:
-    """Return how long stages will take together, about, with the slowest ones; empty if they are not `LONG`.
+def announcement(forecast: Forecast) -> str:
+    """Return how long work will take, about, with the slowest stages; empty if that is not `LONG`.
 
-    Of minutes, with the entry `LOWER`, it says how long low effort takes, if that is less than half. With the entry
-    `MAYBE` it says how long all may take.
+    It says how long the work may take if units must become float. Of minutes, it says how long low effort takes, if
+    that is less than half.
     """
-    more, short, seconds = seconds.get(MAYBE, 0.0), seconds.get(LOWER, math.inf), _sure(seconds)
-    whole = math.fsum(seconds.values())
+    stages, whole, low = forecast.stages, forecast.seconds, forecast.low_effort
     if whole < LONG:
         return ""
-    slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SLOWEST]
-    most = f", up to {duration(whole + more)} if {MAYBE}" if more else ""
-    text = f"about {duration(whole)} to go{most}: {', '.join(f'{name} {duration(seconds[name])}' for name in slowest)}"
-    return f"{text}; about {duration(short)} with {LOWER}" if whole >= MINUTES and 2 * short < whole else text
-
-
-def _sure(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of the stages that are sure to come."""
-    return {name: took for name, took in seconds.items() if name not in (MAYBE, LOWER)}
+    slowest = sorted(stages, key=stages.__getitem__, reverse=True)[:SLOWEST]
+    most = f", up to {duration(whole + forecast.fallback)} if units must become float" if forecast.fallback else ""
+    text = f"about {duration(whole)} to go{most}: {', '.join(f'{name} {duration(stages[name])}' for name in slowest)}"
+    return f"{text}; about {duration(low)} with low effort" if whole >= MINUTES and 2 * low < whole else text
 
 
 def duration(seconds: float) -> str:

@@ -33,13 +33,12 @@ from ..runtime.progress import (
     COMPARE,
     COMPARE_PLACEMENTS,
     CORRECT_WEIGHTS,
-    LOWER,
-    MAYBE,
     MEASURE_COSTS,
     RELIEF,
     TIME,
     TRY_TENSORS,
     TRY_WEIGHTS,
+    Forecast,
 )
 from .emit import plan_by_rules
 from .evidence import TRIAL_SAMPLES, only_rest_is_left
@@ -66,27 +65,31 @@ LEARNED = frozenset({TRY_TENSORS, TRY_WEIGHTS, CORRECT_WEIGHTS})
 AGAIN = 0.6  # plans that are profiled for a second placement, over the plans that are profiled for the first one
 
 
-def forecast(job: Job) -> dict[str, float]:
-    """Return the seconds of the stages of `quantize_model`, about, by the name of the stage; empty without data.
+def forecast(job: Job) -> Forecast:
+    """Return how long `quantize_model` will take, about; nothing is known without data.
 
-    They follow from the time of one run, the number of samples, tensors and layers, the effort, and the share of a
-    processor that the process gets. `calibrate` is missing if the number of samples is unknown. The constants are from
-    a dozen small models, of which most stages took between half and twice the estimate. What is done only where a model
-    misses the promise of accuracy is the entry `MAYBE`, with all models that may then be made. The entry `LOWER` is
-    what low effort takes, where the effort is higher.
+    The seconds follow from the time of one run, the number of samples, tensors and layers, the effort, and the share of
+    a processor that the process gets. `calibrate` is missing if the number of samples is unknown. The constants are
+    from a dozen small models, of which most stages took between half and twice the estimate. The fallback counts all
+    models that may be made where the first one misses the promise of accuracy.
     """
     if job.feed is None or job.source is None:
-        return {}
+        return Forecast()
     run, slowdown = _run_seconds_and_slowdown(job, job.feed)
-    found = _stage_seconds(job, job.feed, run)
+    found, fallback, low = _stage_seconds(job, job.feed, run), 0.0, math.inf
     if EFFORTS[job.options.effort].seconds:
-        found |= {LOWER: math.fsum(took for stage, took in found.items() if stage not in LEARNED)}
+        low = math.fsum(took for stage, took in found.items() if stage not in LEARNED)
     if job.outputs_judge and not job.options.force_int8 and job.policy.how not in ("all", "plan"):
         tries = not EFFORTS[job.options.effort].seconds and not job.weights.large
         more = _second_placement_seconds(job, job.feed, run, found) if tries else {}
-        fallback = _fall_back_seconds(job, run, found, ROUNDS + BETWEEN)
-        found |= {MAYBE: math.fsum((*more.values(), *fallback.values()))}
-    return {stage: slowdown * seconds for stage, seconds in found.items()}
+        fallback = math.fsum((*more.values(), *_fall_back_seconds(job, run, found, ROUNDS + BETWEEN).values()))
+    return _slowed(Forecast(found, fallback, low), slowdown)
+
+
+def _slowed(found: Forecast, slowdown: float) -> Forecast:
+    """Return a forecast for a process that gets a part of a processor; stages that take no time are left out."""
+    stages = {stage: slowdown * seconds for stage, seconds in found.stages.items() if seconds}
+    return Forecast(stages, slowdown * found.fallback, slowdown * found.low_effort)
 
 
 def _stage_seconds(job: Job, feed: Mapping[str, Array], run: float) -> dict[str, float]:
@@ -120,32 +123,32 @@ def _has_choices(job: Job) -> bool:
     return any(len(forms) > 1 for forms in possible_forms(facts, rules).values())
 
 
-def forecast_fall_back(job: Job, *, tries: bool) -> dict[str, float]:
-    """Return the seconds of the stages of `fall_back_to_float`, as `forecast` does.
+def forecast_fall_back(job: Job, *, tries: bool) -> Forecast:
+    """Return how long `fall_back_to_float` will take, as `forecast` does.
 
     Args:
         job: The job.
         tries: Whether it begins with trials of single tensors.
     """
     if job.feed is None or job.source is None:
-        return {}
+        return Forecast()
     run, slowdown = _run_seconds_and_slowdown(job, job.feed)
     found = _fall_back_seconds(job, run, _stage_seconds(job, job.feed, run), FALLBACK_MODELS)
     if tries:
         found |= _trial_seconds(job, job.feed, run, EFFORTS[job.options.effort].retry)
-    return {stage: slowdown * seconds for stage, seconds in found.items() if seconds}
+    return _slowed(Forecast(found), slowdown)
 
 
-def forecast_second_placement(job: Job) -> dict[str, float]:
-    """Return the seconds of the stages, as `forecast` does, where tensors are tried that alone ruin the outputs.
+def forecast_second_placement(job: Job) -> Forecast:
+    """Return how long the stages will take, as `forecast` does, where tensors are tried that alone ruin the outputs.
 
     The model is placed again then.
     """
     if job.feed is None or job.source is None:
-        return {}
+        return Forecast()
     run, slowdown = _run_seconds_and_slowdown(job, job.feed)
     found = _second_placement_seconds(job, job.feed, run, _stage_seconds(job, job.feed, run))
-    return {stage: slowdown * seconds for stage, seconds in found.items()}
+    return _slowed(Forecast(found), slowdown)
 
 
 def _second_placement_seconds(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from requant.quantize.runtime import progress
-from requant.quantize.runtime.progress import LOWER, MAYBE, RELIEF, Adding, Lines, Stopwatch, announcement
+from requant.quantize.runtime.progress import RELIEF, Adding, Forecast, Lines, Stopwatch, announcement
 
 
 class Told:
@@ -36,7 +36,7 @@ class Told:
 
 def test_short_work_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
-    told.lines.expect({"calibrate": 2.0})
+    told.lines.expect(Forecast({"calibrate": 2.0}))
     steps = [("simplify: fold_constants", 0, None), ("calibrate", 1, 64), ("calibrate", 64, 64), ("time", 0, None)]
     assert [line for second, step in enumerate(steps) for line in told.at(second * 0.9, *step)] == []
 
@@ -76,7 +76,7 @@ def test_with_verbose_each_step_has_a_line_at_once(monkeypatch: pytest.MonkeyPat
 def test_the_cost_is_announced_and_corrected_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage of 10 seconds takes 60: all takes 80 seconds, not 30."""
     told = Told(monkeypatch)
-    told.lines.expect({"calibrate": 10.0, "correct weights": 16.0, "time": 3.0, "compare": 1.0})
+    told.lines.expect(Forecast({"calibrate": 10.0, "correct weights": 16.0, "time": 3.0, "compare": 1.0}))
     assert told.at(0) == ["    0.00 s  about 30 s to go: correct weights 16 s, calibrate 10 s, time 3 s"]
     assert told.at(0, "calibrate", 0, 60) == []
     assert told.at(9, "calibrate", 9, 60) == ["    3.00 s  calibrate: 0 of 60 samples, 3 s"]
@@ -94,40 +94,40 @@ def test_the_cost_is_announced_and_corrected_once(monkeypatch: pytest.MonkeyPatc
 
 def test_only_long_work_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LONG", 10.0)
-    assert announcement({}) == announcement({"calibrate": 9.0}) == ""
-    assert announcement({"calibrate": 600.0}) == "about 10 min to go: calibrate 10 min"
+    assert announcement(Forecast()) == announcement(Forecast({"calibrate": 9.0})) == ""
+    assert announcement(Forecast({"calibrate": 600.0})) == "about 10 min to go: calibrate 10 min"
 
 
 def test_of_long_work_the_shorter_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LONG", 10.0)
     long = {"calibrate": 30.0, "time": 10.0, "correct weights": 200.0, "try tensors alone": 20.0}
     most = "correct weights 3 min, calibrate 30 s, try tensors alone 20 s"
-    assert announcement({**long, LOWER: 40.0}) == f"about 4 min to go: {most}; about 40 s with low effort"
-    assert "low effort" not in announcement({**long, LOWER: 140.0})  # not less than half
-    assert "low effort" not in announcement({"correct weights": 100.0, LOWER: 1.0})
-    assert "low effort" not in announcement(long)  # that is the effort, or the fall-back has begun
+    assert announcement(Forecast(long, low_effort=40.0)) == f"about 4 min to go: {most}; about 40 s with low effort"
+    assert "low effort" not in announcement(Forecast(long, low_effort=140.0))  # not less than half
+    assert "low effort" not in announcement(Forecast({"correct weights": 100.0}, low_effort=1.0))
+    assert "low effort" not in announcement(Forecast(long))  # that is the effort, or the fall-back has begun
 
 
 def test_work_that_is_announced_again_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that has taken 30 seconds before takes another 12; all was announced as 42 seconds then."""
     told = Told(monkeypatch)
-    told.lines.expect({"compare": 30.0})
+    told.lines.expect(Forecast({"compare": 30.0}))
     told.at(0, "compare", 0, None)
     told.at(30, "units to float", 0, 4)
-    told.lines.expect({"compare": 12.0})
+    told.lines.expect(Forecast({"compare": 12.0}))
     assert told.at(30) == ["   30.00 s  about 12 s to go: compare 12 s"]
     assert not any("in all" in line for line in told.at(41, "compare", 0, None))
 
 
 def test_what_may_follow_is_announced_but_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
-    told.lines.expect({"calibrate": 2.0, MAYBE: 600.0})
+    told.lines.expect(Forecast({"calibrate": 2.0}, fallback=600.0))
     assert told.at(0) == []  # that is not long
-    told.lines.expect({"calibrate": 16.0, "time": 4.0, MAYBE: 55.0})
+    told.lines.expect(Forecast({"calibrate": 16.0, "time": 4.0}, fallback=55.0))
     line = "about 20 s to go, up to 75 s if units must become float: calibrate 16 s, time 4 s"
     assert told.at(0) == [f"    0.00 s  {line}"]
     assert not any("in all" in line for line in told.at(15, "calibrate", 15, 16))
-    assert "low effort" not in announcement({"calibrate": 130.0, MAYBE: 1000.0})
+    assert "low effort" not in announcement(Forecast({"calibrate": 130.0}, fallback=1000.0))
 
 
 def test_models_with_more_units_in_float_tell_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_models_with_more_units_in_float_tell_what_is_left(monkeypatch: pytest.M
     told = Told(monkeypatch)
     told.at(0, RELIEF, 0, 5)
     told.at(20, RELIEF, 0, 5)  # tensors were tried before
-    told.lines.expect({RELIEF: 30.0, "correct weights": 60.0})
+    told.lines.expect(Forecast({RELIEF: 30.0, "correct weights": 60.0}))
     told.at(20)
     assert told.at(32)[-1] == "   30.00 s  units to float: 0 of 5, 30 s, about 80 s left"  # of 90 s since 20
     told.at(32, "correct weights", 0, 4)
@@ -160,15 +160,15 @@ def test_a_stopwatch_passes_everything_on() -> None:
         def __call__(self, *step: Any) -> None:
             self.steps.append(step)
 
-        def expect(self, seconds: Any) -> None:
-            self.steps.append(seconds)
+        def expect(self, forecast: Any) -> None:
+            self.steps.append(forecast)
 
     taken = Taken()
     watch = Stopwatch(taken)
     watch("time", 0, None)
-    watch.expect({"time": 1.0})
-    assert taken.steps == [("time", 0, None), {"time": 1.0}]
-    Stopwatch().expect({"time": 1.0})  # nobody shows it
+    watch.expect(Forecast({"time": 1.0}))
+    assert taken.steps == [("time", 0, None), Forecast({"time": 1.0})]
+    Stopwatch().expect(Forecast({"time": 1.0}))  # nobody shows it
 
 
 def test_the_numbers_of_several_runs_of_a_stage_add_up() -> None:

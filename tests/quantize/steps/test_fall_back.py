@@ -14,6 +14,7 @@ from requant.quantize import Options
 from requant.quantize.job import Evidence
 from requant.quantize.placement.noise import Noises
 from requant.quantize.placement.quiet_plans import fastest_within
+from requant.quantize.runtime.progress import Forecast
 from requant.quantize.steps import fall_back
 from requant.quantize.steps.forecast import BETWEEN, ROUNDS
 from requant.transforms.int8.plan import Choice, Impl, Plan, Unit
@@ -201,7 +202,7 @@ def accepted_plan(
         return candidate.plan, accuracy
 
     fakes: dict[str, Any] = {
-        "forecast_fall_back": lambda job, tries: {"compare": 1.0} if not tries else {},
+        "forecast_fall_back": lambda job, tries: Forecast({} if tries else {"compare": 1.0}),
         "promise_of": lambda job, accuracy: Promised(accuracy, most, chance),
         "plan_by_rules": lambda *_: (None, None, lambda plan: plan),
         "plans_by_price": lambda *_: plans,

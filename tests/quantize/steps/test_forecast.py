@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from requant.quantize.options.selection import Selection
 from requant.quantize.placement import runs
 from requant.quantize.placement.runs import samples_for
 from requant.quantize.runtime.clock import Times
-from requant.quantize.runtime.progress import LOWER, MAYBE, RELIEF, silent
+from requant.quantize.runtime.progress import RELIEF, silent
 from requant.quantize.steps import forecast as module
 from requant.quantize.steps.forecast import BETWEEN, ROUNDS, forecast, forecast_fall_back, forecast_second_placement
 from requant.quantize.steps.judge import judging_samples
@@ -52,14 +53,14 @@ def job(folder: Path, data: str | None = f"{SAMPLES / 'digits.npz'}:calib", **op
 @pytest.mark.slow
 def test_stages_follow_from_samples_and_effort(tmp_path: Path) -> None:
     medium, low = forecast(job(tmp_path)), forecast(job(tmp_path, effort="low"))
-    assert set(medium) - set(low) == {"try tensors alone", "try weights alone", "correct weights", LOWER}
-    assert set(low) == {"calibrate", "compare", "time", "measure costs", "compare placements", MAYBE}
+    assert set(medium.stages) - set(low.stages) == {"try tensors alone", "try weights alone", "correct weights"}
+    assert set(low.stages) == {"calibrate", "compare", "time", "measure costs", "compare placements"}
+    assert medium.low_effort < medium.seconds
+    assert low.fallback > 0
     few = forecast(job(tmp_path, samples=50))
-    assert few["calibrate"] == pytest.approx(medium["calibrate"] / 4)  # of 200 samples
-    with_samples = ("calibrate", LOWER)
-    assert {stage: few[stage] for stage in few if stage not in with_samples} == {
-        stage: medium[stage] for stage in medium if stage not in with_samples
-    }
+    assert few.stages["calibrate"] == pytest.approx(medium.stages["calibrate"] / 4)  # of 200 samples
+    assert {**few.stages, "calibrate": 0.0} == {**medium.stages, "calibrate": 0.0}
+    assert few.fallback == medium.fallback
 
 
 def test_without_data_and_a_choice_only_the_clock_takes_time(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_without_data_and_a_choice_only_the_clock_takes_time(tmp_path: Path) -> 
     onnx.save(proto, tmp_path / "m.onnx")
     wanted = Options(selection=Selection(strategy=Strategy.DYNAMIC), force_int8=True)
     made = prepare(tmp_path / "m.onnx", None, wanted, tmp_path, silent)
-    assert set(forecast(made)) == {"time", LOWER}
+    assert set(forecast(made).stages) == {"time"}
     stages = list[str]()
     found = quantize_model(
         tmp_path / "m.onnx", None, tmp_path / "q.onnx", wanted, lambda stage, *_: stages.append(stage)
@@ -88,9 +89,9 @@ def test_without_data_and_a_choice_only_the_clock_takes_time(tmp_path: Path) -> 
 def test_only_what_is_not_asked_for_is_recommended(tmp_path: Path, effort: str) -> None:
     """A run with low effort, and its fall-back, recommended low effort."""
     made = job(tmp_path, effort=effort, place="rules")
-    assert (LOWER in forecast(made)) is (effort != "low")
-    assert LOWER not in forecast_fall_back(made, tries=True)
-    assert LOWER not in forecast_second_placement(made)
+    assert math.isfinite(forecast(made).low_effort) is (effort != "low")
+    assert forecast_fall_back(made, tries=True).low_effort == math.inf
+    assert forecast_second_placement(made).low_effort == math.inf
 
 
 def test_the_trials_of_a_low_effort_have_a_limit_that_is_that_of_the_usual_ones(tmp_path: Path) -> None:
@@ -105,7 +106,9 @@ def test_the_trials_of_a_low_effort_have_a_limit_that_is_that_of_the_usual_ones(
 
 
 def test_what_is_not_measured_takes_no_time(tmp_path: Path) -> None:
-    assert set(forecast(job(tmp_path, place="rules", effort="low"))) == {"calibrate", "compare", "time", MAYBE}
+    found = forecast(job(tmp_path, place="rules", effort="low"))
+    assert set(found.stages) == {"calibrate", "compare", "time"}
+    assert found.fallback > 0
 
 
 def test_costs_are_not_measured_in_bodies(tmp_path: Path) -> None:
@@ -117,7 +120,7 @@ def test_costs_are_not_measured_in_bodies(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
     feeds = [{"x": np.ones((1, 8), np.float32), "c": np.array(True)}] * 40
     made = prepare(tmp_path / "m.onnx", feeds, Options(effort="low"), tmp_path, silent)
-    assert set(forecast(made)) == {"calibrate", "compare", "time", MAYBE}
+    assert set(forecast(made).stages) == {"calibrate", "compare", "time"}
     found = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", Options(effort="low", force_int8=True))
     assert (
         found.placement.why == "operators in the control flow of the model may be int8, and their costs are not known"
@@ -136,19 +139,21 @@ def test_bodies_that_only_move_values_leave_the_model_to_costs(tmp_path: Path) -
     }}"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
     made = prepare(tmp_path / "m.onnx", [{"x": np.ones((1, 8), np.float32)}] * 40, Options(), tmp_path, silent)
-    assert "measure costs" in forecast(made)
+    assert "measure costs" in forecast(made).stages
 
 
 def test_other_processes_make_everything_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = forecast(job(tmp_path))
     take(monkeypatch, 1 / 3)
-    assert forecast(job(tmp_path)) == {stage: pytest.approx(3 * seconds) for stage, seconds in quiet.items()}
+    slow = forecast(job(tmp_path))
+    assert slow.stages == {stage: pytest.approx(3 * seconds) for stage, seconds in quiet.stages.items()}
+    assert (slow.fallback, slow.low_effort) == pytest.approx((3 * quiet.fallback, 3 * quiet.low_effort))
 
 
 def test_the_fallback_of_a_model_with_low_effort_begins_with_trials(tmp_path: Path) -> None:
     """At low effort nothing is known of single tensors when the promise is missed."""
     low = job(tmp_path, effort="low")
-    known, unknown = (forecast_fall_back(low, tries=tries) for tries in (False, True))
+    known, unknown = (forecast_fall_back(low, tries=tries).stages for tries in (False, True))
     assert unknown.keys() - known.keys() == {"try tensors alone", "try weights alone"}
     assert all(seconds > 0 for seconds in unknown.values())
 
@@ -157,30 +162,31 @@ def test_the_fallback_of_a_model_with_low_effort_begins_with_trials(tmp_path: Pa
 def test_what_the_fallback_of_a_model_may_take_is_told_before(tmp_path: Path, effort: str) -> None:
     """The forecast was a third or a fourth of the time of models that missed the promise of accuracy."""
     made = job(tmp_path, effort=effort)
-    usual, again, fallback = forecast(made), forecast_second_placement(made), forecast_fall_back(made, tries=False)
+    usual, again = forecast(made), forecast_second_placement(made)
+    fallback = forecast_fall_back(made, tries=False).stages
     assert fallback[RELIEF] > 0  # plans are timed for each model
     models = (ROUNDS + BETWEEN) / module.FALLBACK_MODELS
     most = sum(seconds for stage, seconds in fallback.items() if stage != "time") * models + fallback["time"]
-    assert usual[MAYBE] == pytest.approx(most + (sum(again.values()) if effort == "low" else 0))
-    assert again["measure costs"] < usual["measure costs"]  # those of the first placement are known
+    assert usual.fallback == pytest.approx(most + (again.seconds if effort == "low" else 0))
+    assert again.stages["measure costs"] < usual.stages["measure costs"]  # those of the first placement are known
 
 
 @pytest.mark.parametrize("options", [{"force_int8": True}, {"place": "all"}])
 def test_where_no_units_become_float_no_time_is_told_for_it(tmp_path: Path, options: dict[str, Any]) -> None:
-    assert MAYBE not in forecast(job(tmp_path, **options))
+    assert forecast(job(tmp_path, **options)).fallback == 0
 
 
 def test_a_slow_model_is_judged_and_corrected_on_fewer_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = job(tmp_path)
     assert made.judging is not None
     assert made.feed is not None
-    usual = forecast(made)
+    usual = forecast(made).stages
     each = 1 / runs.runs_for(made, made.feed, 1.0)
     for seconds, count in ((1e3 * each, 64), (20.5 * each, 20), (each, 8)):  # about 8, whatever that takes
         monkeypatch.setattr(runs, "RUNNING", seconds)
         assert samples_for(made) == count
         assert judging_samples(made, made.judging).length == min(count, made.judging.length or count)
-    fewer = forecast(made)
+    fewer = forecast(made).stages
     assert fewer["compare"] == pytest.approx(usual["compare"] / 8)
     assert fewer["correct weights"] < usual["correct weights"]
 
