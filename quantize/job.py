@@ -284,8 +284,6 @@ NEXT = 3
 """The number of slower plans that the table names, and of plans that are as fast; the JSON has all."""
 EQUAL = 0.99
 """The share of a plan's time from which another plan is as fast: the clock tells less."""
-STOCK_PLAN = "{}, stock"
-"""The name of a plan with the runtime's operators in place of native ones, from the name of the plan."""
 OTHER_RACE = "timed in another race, and a clock differs between them"
 
 
@@ -308,6 +306,7 @@ class Placement:
         why: Why rules decided where costs were to; empty otherwise.
         costs: The costs of units that were measured for it, in microseconds by signature and implementation. They are
             also those that the cache does not keep because kernels waited for a processor.
+        stock: The names of timed plans with the runtime's operators in place of native ones.
     """
 
     how: str = "rules"
@@ -321,6 +320,7 @@ class Placement:
     passed: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
     costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    stock: frozenset[str] = frozenset()
 
     @property
     def doubts(self) -> list[str]:

@@ -33,7 +33,7 @@ from .accuracy.verdict import (
     size_row,
     verdict,
 )
-from .job import APART, STOCK_PLAN, Placement
+from .job import APART, Placement
 from .options.efforts import CORRECTIONS, EFFORTS
 from .runtime.runtimes import Identity
 from .runtime.timing import Latency, latency_json
@@ -389,7 +389,7 @@ def _native(result: Result) -> Iterator[Row]:
 def _stock_plan(result: Result) -> str:
     """Return how to get a timed plan without native operators that is faster than the model without its library."""
     placement, native, latency = result.placement, result.native, result.latency
-    times = [ms for name, ms in placement.tried.items() if name.endswith(STOCK_PLAN.format(""))]
+    times = [placement.tried[name] for name in placement.stock]
     if native is None or native.stock_ms is None or latency is None or not times or placement.missed:
         return ""
     # both times are relative to those of the model: the clock rate may have changed between the two measurements

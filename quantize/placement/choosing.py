@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ..job import STOCK_PLAN, Candidate, Placement
+from ..job import Candidate, Placement
 from ..options.efforts import EFFORTS
 from .batches import CLEAR, MEASURED_NOISE, NOISE
 from .forms import stock_plan
@@ -87,7 +87,8 @@ def by_measured_error(
     found, last = _best(_without_price(sizes), {cheapest: candidates[cheapest]})
     faster = (name for name, ms in tried.items() if ms < last.tried[last.chosen])
     reasons = {name: MEASURED_NOISE if name in errors else placement.passed.get(name, NOISE) for name in faster}
-    return found, replace(last, tried={**tried, **last.tried}, passed={**reasons, **last.passed})
+    stock = placement.stock | last.stock
+    return found, replace(last, tried={**tried, **last.tried}, stock=stock, passed={**reasons, **last.passed})
 
 
 def _refused_for_noise(candidates: Mapping[str, Candidate], placement: Placement) -> list[str]:
@@ -124,11 +125,11 @@ def native_or_stock(
     A model is the fastest of many partly by chance, so that these two are timed in turns again.
     """
     name = next(name for name, candidate in candidates.items() if candidate is best)
-    stock = STOCK_PLAN.format(name)
+    stock = f"{name}, stock"
     found, last = fastest(sizes, {name: best, stock: sizes[0].bench.candidate(stock_plan(best.plan))})
     if not last.tried:
         return best, placement
-    placement = _with_times_of(placement, last)
+    placement = replace(_with_times_of(placement, last), stock=placement.stock | {stock})
     return found, placement if found is best else _with_choice_of(placement, last, stock)
 
 

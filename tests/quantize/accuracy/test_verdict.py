@@ -428,7 +428,8 @@ def test_a_plan_of_stock_kernels_that_is_faster_than_the_bodies_is_named(
 ) -> None:
     """The INT8 model takes 1 ms now and took 2 ms when the plans were timed."""
     latency = replace(FAST, int8_ms=1.0)
-    placement = Placement("measured", tried=tried, chosen="cut 1", missed=missed)
+    stock = frozenset(tried) & {"cut 1, stock"}
+    placement = Placement("measured", tried=tried, stock=stock, chosen="cut 1", missed=missed)
     found = replace(RESULT, latencies=(latency,), native=NativeUse(4, 0, "lib.so", 2.5), placement=placement)
     (row,) = [value for _, value in found.rows() if value.startswith("without this library")]
     assert row == f"without this library 2.500 ms: {latency.float_ms / 2.5:.2f}x{told}"

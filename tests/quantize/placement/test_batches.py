@@ -709,6 +709,7 @@ def test_native_operators_are_compared_with_the_same_plan_without_them(
         found, placement = choosing.native_or_stock(sizes[:count], {"cut 1": best}, best, before)
         assert found.native is native
         assert placement.tried == {**tried, "cut 1, stock": gain}
+        assert placement.stock == {"cut 1, stock"}
         assert [row.tried for row in placement.served] == [placement.tried] * len(before.served)
         assert placement.chosen == ("cut 1" if native else "cut 1, stock")
         assert {row.chosen for row in placement.served} <= {placement.chosen}
