@@ -208,7 +208,7 @@ def _scaled(node: ir.Node) -> tuple[ir.Node, list[ir.Value]]:
         raise LeftAlone("not-scaled")
     factors: list[ir.Value] = []
     while (reader := sole_reader(last.outputs[0])) is not None and _is_product(reader):
-        more = _factors(reader.inputs[reader.inputs[0] is last.outputs[0]])
+        more = _factors(_other_operand(reader, last))
         if not all(map(_is_scale, more)):
             break
         last, factors = reader, [*factors, *more]
@@ -227,6 +227,12 @@ def _reader(node: ir.Node) -> ir.Node:
     if reader is None:
         raise LeftAlone("read-between")
     return reader
+
+
+def _other_operand(node: ir.Node, source: ir.Node) -> ir.Value | None:
+    """Return the operand of a node of two operands that does not come from `source`."""
+    first, second = node.inputs
+    return second if first is source.outputs[0] else first
 
 
 def _is_product(node: ir.Node | None) -> bool:
@@ -263,8 +269,8 @@ def _integer_product(node: ir.Node, floats: _Floats) -> None:
     fixed = [tensor.numpy() for factor in factors if (tensor := constant(factor)) is not None]
     op = "Conv" if node.op_type == "ConvInteger" else "MatMul"
     if len(computed) == 2 and not fixed and _origin(b)[1] is not None:
-        mine, theirs = sorted(computed, key=lambda scale: scale.producer() is not _origin(a)[1])
-        operands = [floats.activation(a, a_zero, mine), floats.activation(b, b_zero, theirs)]
+        a_scale, b_scale = computed if computed[0].producer() is _origin(a)[1] else reversed(computed)
+        operands = [floats.activation(a, a_zero, a_scale), floats.activation(b, b_zero, b_scale)]
     elif len(computed) == 1:
         scales = _channel_scales(op, fixed, constant(b))
         x = floats.activation(a, a_zero, computed[0])
@@ -301,7 +307,7 @@ def _integer_bias(node: ir.Node) -> _IntegerBias | None:
     if node.op_type != "ConvInteger" or not is_standard(add, "Add"):
         return None
     steps: list[ir.Node] = []
-    value = add.inputs[add.inputs[0] is node.outputs[0]]
+    value = _other_operand(add, node)
     for ops in BIAS_STEPS:
         source = producer_of(value)
         if source is None or source.op_type not in ops or source.domain:
