@@ -191,10 +191,7 @@ def open_without_library(model: ModelSource, *, threads: int = 0) -> InferenceSe
     Raises:
         RequantError: The model cannot be loaded; the message has the file and the runtime's reason.
     """
-    plain = partial(
-        _session_options, threads=threads, optimize=True, profile=None, save_optimized=None, lean=False, arena=True
-    )
-    return _open(model, plain)
+    return _open(model, partial(_session_options, threads=threads))
 
 
 def _open(model: ModelSource, options_for: Callable[[ModelSource], SessionOptions]) -> InferenceSession:
@@ -213,18 +210,27 @@ def _open(model: ModelSource, options_for: Callable[[ModelSource], SessionOption
             older = _lowered(model)
             return _create_session(older, options_for(older))
     except Exception as error:
-        hint = LOAD_HINTS.get(type(error).__name__, "the runtime cannot load the model")
-        message = runtime_message(error)
-        if f"{NATIVE_DOMAIN}:" in message and UNKNOWN in message:
-            built = native_library() is not None
-            why = "another requant compiled it; compile it again" if built else "they are not built here"
-            message = f"its native operators are unknown: {why}; see 'requant kernels'"
-        if hint == LOAD_HINTS["NotImplemented"] and (opset := _opset_of(model)) < OLDEST_OPSET:
-            hint = (
-                f"opset {opset} is older than {OLDEST_OPSET}, the oldest that the runtime supports; "
-                "'requant transform' (in Python: transform_model) with convert_opset writes a newer model"
-            )
-        raise RequantError(f"{name}: {hint}: {message}") from error
+        raise RequantError(f"{name}: {_load_hint(model, error)}: {_load_message(error)}") from error
+
+
+def _load_hint(model: ModelSource, error: Exception) -> str:
+    """Return what an exception means that the runtime raised while it loaded a model."""
+    kind = type(error).__name__
+    if kind == "NotImplemented" and (opset := _opset_of(model)) < OLDEST_OPSET:
+        return (
+            f"opset {opset} is older than {OLDEST_OPSET}, the oldest that the runtime supports; "
+            "'requant transform' (in Python: transform_model) with convert_opset writes a newer model"
+        )
+    return LOAD_HINTS.get(kind, LOAD_HINTS["Fail"])
+
+
+def _load_message(error: Exception) -> str:
+    """Return the runtime's reason why it does not load a model; of unknown native operators, why they are unknown."""
+    message = runtime_message(error)
+    if f"{NATIVE_DOMAIN}:" not in message or UNKNOWN not in message:
+        return message
+    why = "they are not built here" if native_library() is None else "another requant compiled it; compile it again"
+    return f"its native operators are unknown: {why}; see 'requant kernels'"
 
 
 def _create_session(model: ModelSource, options: SessionOptions) -> InferenceSession:
@@ -253,11 +259,11 @@ def _session_options(
     model: ModelSource,
     *,
     threads: int,
-    optimize: bool,
-    profile: Path | None,
-    save_optimized: Path | None,
-    lean: bool,
-    arena: bool,
+    optimize: bool = True,
+    profile: Path | None = None,
+    save_optimized: Path | None = None,
+    lean: bool = False,
+    arena: bool = True,
 ) -> SessionOptions:
     """Return the options of a session; the arguments are those of `open_session`."""
     import onnxruntime as ort
