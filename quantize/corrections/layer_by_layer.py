@@ -226,17 +226,18 @@ def walk_layers(
         if correct_blocks is not None and plan.impl(visit.unit).in_blocks:
             layer_in_blocks = _block_layer(visit, job.scheme.blocks, before, after, product)
             del before, after
-            adjustment, *both = _corrected(layer_in_blocks, correct_blocks)
+            adjustment, float_results, int8_results = _corrected(layer_in_blocks, correct_blocks)
             del layer_in_blocks
         else:
             params = candidate.qparams[plan.root(visit.unit.inputs[0])]
             layer = _layer(visit, writer, params, before, after, product)
             del before, after
-            adjustment, *both = _corrected(layer, correct)
+            adjustment, float_results, int8_results = _corrected(layer, correct)
             del layer
-        count = len(both[0])
-        integers.put(visit.int8_node.outputs[0], both.pop())
-        floats.put(visit.node.outputs[0], both.pop())
+        count = len(float_results)
+        integers.put(visit.int8_node.outputs[0], int8_results)
+        floats.put(visit.node.outputs[0], float_results)
+        del float_results, int8_results
         _make_room((floats, integers), count, room)
         yield visit.unit.name, adjustment
 
