@@ -263,8 +263,10 @@ def _times(job: Job, plan: Plan, kernels: Kernels) -> tuple[OpTime, ...]:
         spent = [_total(part, [unit.name for unit in units]) for part in (before, after, tried)]
         rows.append(_row(op, spent, len(units), sum(plan.impl(unit).int8 for unit in units)))
     rows.sort(key=lambda row: -max(row.float_us, row.int8_us))
-    for name, part in ((CONVERSION_ROW, "conversions"), (LAYOUT_ROW, "layouts"), (REST_ROW, "rest")):
-        rows.append(_row(name, [None if spent is None else getattr(spent, part) for spent in (before, after, tried)]))
+    spent_by = (before, after, tried)
+    rows.append(_row(CONVERSION_ROW, [None if each is None else each.conversions for each in spent_by]))
+    rows.append(_row(LAYOUT_ROW, [None if each is None else each.layouts for each in spent_by]))
+    rows.append(_row(REST_ROW, [None if each is None else each.rest for each in spent_by]))
     return tuple(row for row in rows if row.float_us or row.int8_us or row.tried_us)
 
 

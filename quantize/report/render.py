@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.resources import files
@@ -13,12 +13,14 @@ from typing import Any
 
 from ... import NATIVE_DOMAIN
 from ...system.printable import number_of, printable, printable_values
+from ...transforms.int8.plan import Impl
 from ..model.files import size_text
 from ..runtime.match import QUANTIZERS
+from ..runtime.progress import group
 from .layout import HEIGHT, WIDTH, Picture, picture_of
 from .losses import losses
 from .numbers import NONE, decibels, microseconds, percent, times
-from .record import Graph, Node, OpTime, Record, Unit
+from .record import Graph, Node, OpTime, Record, Step, Unit
 from .words import (
     Card,
     accuracy_rows,
@@ -33,17 +35,17 @@ from .words import (
     short_places,
 )
 
-KINDS: Mapping[str, tuple[str, str, str]] = {
-    "u8->u8": ("u8", "INT8", "in integers, from and to 8 bits"),
-    "u8->u8 gemm": ("u8", "INT8", "in integers, as a matrix product"),
-    "u8->u8 native": ("u8", "NATIVE", "in integers, in an operator of requant"),
-    "u8->float": ("u8f", "INT8→F", "integer products, float result"),
-    "dynamic": ("dyn", "DYN", "integer products, ranges found at run time"),
-    "dynamic native": ("dyn", "NATIVE", "integer products, ranges found at run time, in an operator of requant"),
-    "block": ("w8", "BLOCK", "weights in blocks of integers, float to float"),
-    "block native": ("w8", "NATIVE", "weights in blocks of integers, float to float, in an operator of requant"),
-    "weight-only": ("w8", "W8", "int8 weights, computed in float"),
-    "float": ("float", "FLOAT", "float"),
+KINDS: Mapping[Impl, tuple[str, str, str]] = {
+    Impl.U8: ("u8", "INT8", "in integers, from and to 8 bits"),
+    Impl.U8_GEMM: ("u8", "INT8", "in integers, as a matrix product"),
+    Impl.U8_NATIVE: ("u8", "NATIVE", "in integers, in an operator of requant"),
+    Impl.U8_FLOAT: ("u8f", "INT8→F", "integer products, float result"),
+    Impl.DYNAMIC: ("dyn", "DYN", "integer products, ranges found at run time"),
+    Impl.DYNAMIC_NATIVE: ("dyn", "NATIVE", "integer products, ranges found at run time, in an operator of requant"),
+    Impl.BLOCK: ("w8", "BLOCK", "weights in blocks of integers, float to float"),
+    Impl.BLOCK_NATIVE: ("w8", "NATIVE", "weights in blocks of integers, float to float, in an operator of requant"),
+    Impl.WEIGHT: ("w8", "W8", "int8 weights, computed in float"),
+    Impl.FLOAT: ("float", "FLOAT", "float"),
 }
 """By implementation: the style of a node, its mark, and its text in the legend."""
 
@@ -308,6 +310,7 @@ def _cut(name: str, most: int = LONGEST) -> str:
 
 
 def _entry(kind: str, tag: str, text: str) -> dict[str, str]:
+    """Return an entry of the legend: the style of a node, its mark, and what they mean."""
     return {"kind": kind, "tag": tag, "text": text}
 
 
@@ -321,7 +324,7 @@ def _links(picture: Picture) -> list[tuple[int, int, str]]:
 
 def _float_units(record: Record) -> list[tuple[str, ...]]:
     """Return the float units, the slowest first."""
-    units = [unit for unit in record.units if unit.implementation == "float"]
+    units = [unit for unit in record.units if unit.implementation is Impl.FLOAT]
     units.sort(key=lambda unit: -(unit.float_us or 0.0))
     return [(unit.name, unit.op, microseconds(unit.float_us), unit.reason) for unit in units]
 
@@ -344,11 +347,13 @@ def _sqnr_rows(record: Record) -> list[tuple[str, ...]]:
 
 
 def _time_row(row: OpTime) -> tuple[object, ...]:
+    """Return the cells of one kind of work: its times, how much faster it is in INT8, its units, and those in int8."""
     faster = row.float_us / row.int8_us if row.float_us and row.int8_us else None
     return row.op, microseconds(row.float_us), microseconds(row.int8_us), times(faster), row.units or "", row.int8 or ""
 
 
-def _step_row(step: Any) -> tuple[str, str, str]:
+def _step_row(step: Step) -> tuple[str, str, str]:
+    """Return the cells of a transform: its name, its rewrites, and its error or what it left alone."""
     left = ", ".join(f"{count} {reason}" for reason, count in sorted(step.skipped.items()))
     return step.step, str(step.applied), step.error or left
 
@@ -357,8 +362,7 @@ def _stages(stages: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the seconds of each stage; all transforms together are one stage."""
     joined: dict[str, float] = {}
     for stage, seconds in stages.items():
-        name = stage.partition(":")[0]
-        joined[name] = joined.get(name, 0.0) + seconds
+        joined[group(stage)] = joined.get(group(stage), 0.0) + seconds
     return [(name, f"{seconds:.2f}") for name, seconds in joined.items() if seconds >= 0.005]
 
 
@@ -409,7 +413,8 @@ def _union(lists: Sequence[Sequence[str]]) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
-def _series(names: Sequence[str], rows: Any) -> list[dict[str, Any]]:
+def _series(names: Sequence[str], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return each run with its values in the order of the names; None for a missing one."""
     return [{"name": name, "values": [row.get(each) for each in names]} for name, row in rows]
 
 
@@ -426,5 +431,6 @@ def _time_columns(records: Sequence[Record], names: Sequence[str]) -> list[tuple
 
 
 def _version_row(name: str, records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the versions of a library in all runs, behind its name, which says whether they differ."""
     values = [record.environment.get(name, NONE) for record in records]
     return (name if len(set(values)) == 1 else f"{name} (differs)", *values)
