@@ -161,6 +161,7 @@ class Inspection:
 
 
 def _port_json(port: Port) -> dict[str, Any]:
+    """Return an input or output of a model as plain JSON values."""
     shape = None if port.shape is None else list(port.shape)
     return {"name": port.name, "type": port.type, "shape": shape}
 
@@ -242,7 +243,7 @@ def _facts(found: Shaped, graph: ir.Graph, inside: tuple[str, ...] = (), steps: 
 
 
 def _node_facts(node: ir.Node, inside: tuple[str, ...], steps: int | None) -> NodeFacts:
-    once = node_macs(node)
+    """Describe a node that runs `steps` times; None if that is unknown."""
     return NodeFacts(
         name=node_name(node),
         op=key(node),
@@ -251,10 +252,17 @@ def _node_facts(node: ir.Node, inside: tuple[str, ...], steps: int | None) -> No
         outputs=tuple(str(value.name) for value in node.outputs),
         types=tuple(map(_typed, node.outputs)),
         steps=steps,
-        macs=0 if once == 0 else None if once is None or steps is None else once * steps,
+        macs=_of_all_steps(node_macs(node), steps),
         output_bytes=_sum(_bytes(value) for value in node.outputs),
         precision=precision(node),
     )
+
+
+def _of_all_steps(once: int | None, steps: int | None) -> int | None:
+    """Return the multiply-accumulates of all steps from those of one step; None if they are not known."""
+    if not once:
+        return once
+    return None if steps is None else once * steps
 
 
 def _typed(value: ir.Value) -> str:
@@ -264,6 +272,7 @@ def _typed(value: ir.Value) -> str:
 
 
 def _axis(axis: int | ir.SymbolicDim) -> str:
+    """Return the length of an axis, its name, or ``"?"``."""
     return str(axis) if isinstance(axis, int) else str(axis.value or "?")
 
 
@@ -319,9 +328,8 @@ def precision(node: ir.Node) -> Precision:
     return "weight-only" if packed or any(_stored(value) in SMALL for value in weights) else "float"
 
 
-SAME_VALUES = frozenset(
-    {"Reshape", "Transpose", "Squeeze", "Unsqueeze"}
-)  # as between stored and given weights of LSTMs
+SAME_VALUES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze"})
+"""Operators between the stored weights of an LSTM and those that it reads."""
 
 
 def _stored(value: ir.Value | None) -> ir.DataType | None:
@@ -409,10 +417,13 @@ def _types(model: ir.Model) -> dict[str | None, int]:
 
 def _unknown(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
     """Return why counts are unknown, for a model whose inputs all have lengths."""
-    found: dict[str, None] = {}
-    for node in nodes:
-        if node.steps is None:
-            found[f"depends on how often the body of {node.inside[-1]!r} runs"] = None
-        elif node.output_bytes is None or node.macs is None:
-            found[f"the output shape of {node.name!r} ({node.op}) is unknown"] = None
-    return tuple(found)
+    return tuple(dict.fromkeys(filter(None, map(_why_unknown, nodes))))
+
+
+def _why_unknown(node: NodeFacts) -> str:
+    """Return why a count of a node is unknown; empty if all are known."""
+    if node.steps is None:
+        return f"depends on how often the body of {node.inside[-1]!r} runs"
+    if node.output_bytes is None or node.macs is None:
+        return f"the output shape of {node.name!r} ({node.op}) is unknown"
+    return ""
