@@ -202,11 +202,18 @@ def merge_files(files: Sequence[RangeFile]) -> RangeFile:
         first.rule,
         model=first.model,
         data=replace(next(iter(wholes.values())), description=JOINT.join(descriptions)),
-        # constants that were folded on different machines may differ in the last bit
-        digests={name: min(f.digests[name] for f in files if name in f.digests) for f in files for name in f.digests},
+        digests=_merged_digests(files),
         precision=first.precision,
     )
     return merged.overridden(first.overrides)
+
+
+def _merged_digests(files: Sequence[RangeFile]) -> dict[str, str]:
+    """Return one digest per tensor: constants that were folded on different machines may differ in the last bit."""
+    merged: dict[str, str] = {}
+    for name, digest in (row for file in files for row in file.digests.items()):
+        merged[name] = min(digest, merged.get(name, digest))
+    return merged
 
 
 def _check_alike(one: RangeFile, other: RangeFile) -> None:
@@ -378,8 +385,9 @@ def _range_file(document: _Document, rows: Mapping[str, _TensorRow], source: str
         if row.lo is not UNSET and row.hi is not UNSET
     }
     overrides = {tensor: row.override for tensor, row in rows.items() if row.override is not UNSET}
-    for tensor in sorted(seen.ranges.keys() - ranges.keys() - overrides.keys()):
-        raise ValueError(f"tensor {tensor!r}: 'lo' is missing")
+    without = sorted(seen.ranges.keys() - ranges.keys() - overrides.keys())
+    if without:
+        raise ValueError(f"tensor {without[0]!r}: 'lo' is missing")
     return RangeFile(
         model=document.model,
         data=Data(
