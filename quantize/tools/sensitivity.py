@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,6 +18,7 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.data.samples import Sample
 from ...calibration.data.sources import DataSource, Source
+from ...calibration.execution import Execution
 from ...calibration.model.session import LARGE
 from ...calibration.range_files.range_file import Data, RangeFile
 from ...calibration.rules.ranges import parse_rule
@@ -27,6 +28,7 @@ from ...system.given import check_function, check_kind, checked_integer, names_o
 from ...transforms.graphs.inference import inferred
 from ...transforms.graphs.queries import nodes_by_name, plain_shape
 from ...transforms.int8.plan import Plan
+from ...transforms.int8.qparams import QParams
 from ..accuracy.choices import GIVEN_NOTE, Reader
 from ..accuracy.given_choices import layered_choices, readers_of, with_choices
 from ..accuracy.probabilities import probability_outputs
@@ -47,7 +49,7 @@ from ..sensitivity.cache import PREFIX, Trials, digest, forget_old, trials_of
 from ..sensitivity.integer_constants import integer_constants
 from ..sensitivity.result import Sensitivity, TensorRow, UnitRow
 from ..sensitivity.switch_graph import Switch
-from ..sensitivity.switch_model import Switchboard, noises, switchboard
+from ..sensitivity.switch_model import Constants, Switchboard, noises, switchboard
 from ..sensitivity.verdicts import Traits, traits, unit_verdict
 from ..steps.emit import plan_by_rules, scale_channels
 from ..steps.prepare import prepare
@@ -56,6 +58,7 @@ from ..steps.ranges import TensorRanges, channels_of, find_ranges
 KINDS = ("units", "tensors")
 TRIED = 4  # samples of each trial
 ROOM = LARGE // 2  # bytes; more weights stay float, because the runtime packs three copies of them
+WEIGHTS_IN_FLOAT = "weights are left in float: there are too many for a second copy in memory"
 NEGLIGIBLE = 0.01  # share of the noise of everything; a unit with less, left in float, can gain about 0.04 dB
 
 
@@ -99,9 +102,9 @@ def measure_sensitivity(
         tried = list(islice(iter(source.samples(samples)), min(samples, sys.maxsize)))
         board, notes = _board(job, found, tried)
         with trials_of(board, tried, fresh=fresh) as trials:
-            evidence = _Evidence(job, board, seen, found, trials)
-            made, recalled = _try_all(evidence, tried, kinds)
-    noise, _ = evidence.worst(board.everything)
+            measured = _Measured(job, board, seen, found, trials)
+            made, recalled = _try_all(measured, tried, kinds)
+    noise, _ = measured.worst(board.everything)
     return Sensitivity(
         model=os.fspath(model),
         data=source.description,
@@ -111,8 +114,8 @@ def measure_sensitivity(
         runtime=Machine.here(1).runtime,
         outputs=board.outputs,
         noise=noise,
-        units=tuple(_unit_rows(evidence)) if "units" in kinds else (),
-        tensors=tuple(_tensor_rows(evidence)) if "tensors" in kinds else (),
+        units=tuple(_unit_rows(measured)) if "units" in kinds else (),
+        tensors=tuple(_tensor_rows(measured)) if "tensors" in kinds else (),
         trials=made,
         recalled=recalled,
         seconds=round(time.monotonic() - began, 3),
@@ -147,8 +150,16 @@ def _prepared(
 
 
 @dataclass(frozen=True)
-class _Evidence:
-    """The switchable model with the observed values and the results of the trials."""
+class _Measured:
+    """The switchable model with the observed values and the results of the trials.
+
+    Attributes:
+        job: The job, with the simplified float model.
+        board: The model, switchable.
+        seen: The observed values of its tensors.
+        found: The ranges that were chosen from them.
+        trials: The noise in each finished trial.
+    """
 
     job: Job
     board: Switchboard
@@ -200,49 +211,49 @@ class _Evidence:
         return found
 
 
-def _try_all(evidence: _Evidence, samples: Sequence[Sample], kinds: Collection[str]) -> tuple[int, int]:
+def _try_all(measured: _Measured, samples: Sequence[Sample], kinds: Collection[str]) -> tuple[int, int]:
     """Run the missing trials; return the number of all trials, and the number of cached ones.
 
     The first pass tries each unit and each tensor alone. For each unit that matters, the second pass tries its weights
     alone, and everything but this unit.
     """
-    board, trials = evidence.board, evidence.trials
+    board, trials = measured.board, measured.trials
     before = frozenset(trials.known)
-    units = evidence.units if "units" in kinds else {}
-    tensors = evidence.tensors if "tensors" in kinds else {}
+    units = measured.units if "units" in kinds else {}
+    tensors = measured.tensors if "tensors" in kinds else {}
     # a unit that is the only reader of a tensor has the same switches
     alone = list(dict.fromkeys([board.everything, *units.values(), *tensors.values()]))
-    _try(evidence, alone, samples, "try units and tensors alone")
-    noisy = [name for name in units if evidence.matters(name)]
+    _try(measured, alone, samples, "try units and tensors alone")
+    noisy = [name for name in units if measured.matters(name)]
     closer = [on for name in noisy for on in (board.constants(name), board.everything - units[name]) if on]
-    _try(evidence, closer, samples, "try without the worst units")
+    _try(measured, closer, samples, "try without the worst units")
     made = {digest(on) for on in (*alone, *closer)}
     return len(made), len(made & before)
 
 
-def _try(evidence: _Evidence, planned: Sequence[frozenset[Switch]], samples: Sequence[Sample], stage: str) -> None:
+def _try(measured: _Measured, planned: Sequence[frozenset[Switch]], samples: Sequence[Sample], stage: str) -> None:
     """Run the missing ones of the planned trials."""
-    trials, total = evidence.trials, len(planned)
+    trials, total = measured.trials, len(planned)
     missing = [on for on in planned if digest(on) not in trials.known]
-    results = noises(evidence.board, missing, samples, probabilities=probability_outputs(evidence.job.simple))
+    results = noises(measured.board, missing, samples, probabilities=probability_outputs(measured.job.simple))
     for done, (on, powers) in enumerate(zip(missing, results, strict=True), total - len(missing) + 1):
         trials.add(digest(on), powers)
-        evidence.job.progress(stage, done, total)
+        measured.job.progress(stage, done, total)
 
 
-def _unit_rows(evidence: _Evidence) -> list[UnitRow]:
+def _unit_rows(measured: _Measured) -> list[UnitRow]:
     """Return the rows of all units, the worst first."""
-    board, plan, known = evidence.board, evidence.plan, {unit.name: unit for unit in evidence.plan.units}
+    board, plan, known = measured.board, measured.plan, {unit.name: unit for unit in measured.plan.units}
     alone = {
-        name: evidence.worst(on)[0] for name, on in evidence.tensors.items() if digest(on) in evidence.trials.known
+        name: measured.worst(on)[0] for name, on in measured.tensors.items() if digest(on) in measured.trials.known
     }
     rows = []
-    for name, on in evidence.units.items():
-        unit, matters = known[name], evidence.matters(name)
-        noise, output = evidence.worst(on)
-        weights = evidence.noise(board.constants(name)) if matters else None
+    for name, on in measured.units.items():
+        unit, matters = known[name], measured.matters(name)
+        noise, output = measured.worst(on)
+        weights = measured.noise(board.constants(name)) if matters else None
         roots = [plan.root(tensor) for tensor in unit.inputs]
-        read = {t: (alone.get(t, 0.0), evidence.traits[t].verdict) for t in roots if t in evidence.traits}
+        read = {t: (alone.get(t, 0.0), measured.traits[t].verdict) for t in roots if t in measured.traits}
         rows.append(
             UnitRow(
                 name=name,
@@ -252,28 +263,28 @@ def _unit_rows(evidence: _Evidence) -> list[UnitRow]:
                 noise=noise,
                 output=output,
                 weights_noise=weights,
-                rest_noise=_rest(evidence, on) if matters else None,
+                rest_noise=_rest(measured, on) if matters else None,
                 verdict=unit_verdict(noise, weights, read),
             )
         )
     return sorted(rows, key=lambda row: -row.noise)
 
 
-def _rest(evidence: _Evidence, on: frozenset[Switch]) -> float | None:
+def _rest(measured: _Measured, on: frozenset[Switch]) -> float | None:
     """Return the noise with all switches on but some."""
-    rest = evidence.board.everything - on
-    return evidence.noise(rest) if rest else 0.0
+    rest = measured.board.everything - on
+    return measured.noise(rest) if rest else 0.0
 
 
-def _tensor_rows(evidence: _Evidence) -> list[TensorRow]:
+def _tensor_rows(measured: _Measured) -> list[TensorRow]:
     """Return the rows of all tensors, the worst first."""
-    nodes = nodes_by_name(evidence.job.simple)
+    nodes = nodes_by_name(measured.job.simple)
     makers = {str(value.name): node.op_type for node in nodes.values() for value in node.outputs}
     rows = []
-    for name, on in evidence.tensors.items():
-        noise, output = evidence.worst(on)
-        lo, hi = evidence.found.ranges[name]
-        about = evidence.traits.get(name) or Traits((lo, hi), math.inf, 0.0, 0.0, "")
+    for name, on in measured.tensors.items():
+        noise, output = measured.worst(on)
+        lo, hi = measured.found.ranges[name]
+        about = measured.traits.get(name) or Traits((lo, hi), math.inf, 0.0, 0.0, "")
         rows.append(
             TensorRow(
                 name=name,
@@ -301,22 +312,31 @@ def _observed(job: Job, source: Source, *, fresh: bool) -> Observations:
     axes = {
         name: axis for name, axis in _axes(job.simple).items() if name in job.all_int8_plan.quantized
     } | channels_of(job)
-    execution = replace(job.options.execution, strict=False)
-    if source.reference is not None and execution.checkpoint is None:  # Python objects may differ in the next run
-        with suppress(OSError):
-            cache_folder().mkdir(parents=True, exist_ok=True)
-            execution = replace(execution, checkpoint=cache_folder() / f"{PREFIX}ranges", kept=lambda path: None)
-            if fresh:
-                _forget_ranges()
     return observe(
         job.float_source,
         job.all_int8_plan.quantized,
         source,
         histogram=True,
         channel_axis=axes,
-        execution=execution,
+        execution=_execution(job, source, fresh=fresh),
         progress=partial(job.progress, CALIBRATE),
     )
+
+
+def _execution(job: Job, source: Source, *, fresh: bool) -> Execution:
+    """Return how tensors are observed: with a checkpoint in the cache, if the data are files and the user gives none.
+
+    Python objects may differ in the next run. With `fresh` the cached observations are removed.
+    """
+    execution = replace(job.options.execution, strict=False)
+    if source.reference is None or execution.checkpoint is not None:
+        return execution
+    with suppress(OSError):
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        execution = replace(execution, checkpoint=cache_folder() / f"{PREFIX}ranges", kept=lambda path: None)
+        if fresh:
+            _forget_ranges()
+    return execution
 
 
 def _axes(model: ir.Model) -> dict[str, int]:
@@ -360,16 +380,17 @@ def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Sw
     if not plan.has_int8:
         raise RequantError(f"{job.path}: no unit of this model can become int8; there is nothing to try")
     qparams = {name: job.scheme.activation_params(*found.ranges[name]) for name in plan.observed}
-    notes = ["weights are left in float: there are too many for a second copy in memory"]
-    constants = None
-    if job.weights.total <= ROOM:
-        means = found.means if "means" in job.corrections else {}
-        constants = integer_constants(
-            job.simple, plan, qparams, scheme=job.scheme, means=means, exact=job.no_saturation
-        )
-        notes = []
-    opened = partial(switchboard, optimize=not job.model_qparams, folder=job.folder)
-    board = opened(job.simple, plan, qparams, constants)
+    constants = _integer_weights(job, plan, qparams, found)
+    opened = partial(
+        switchboard,
+        plan=plan,
+        qparams=qparams,
+        constants=constants,
+        optimize=not job.model_qparams,
+        folder=job.folder,
+    )
+    board = opened(job.simple)
+    notes = [WEIGHTS_IN_FLOAT] if constants is None else []
     replacements, given = _replacements(job, board, samples)
     readers = [*readers_of(job.simple, given), *(reader for found in replacements.values() for reader in found)]
     if replacements:
@@ -378,15 +399,18 @@ def _board(job: Job, found: TensorRanges, samples: Sequence[Sample]) -> tuple[Sw
         notes.append(GIVEN_NOTE)
     if readers:
         model = with_choices(job.simple, job.simple, given)
-        board = opened(
-            with_tensors_as_outputs(model, {each[-1]: each for each in readers}.values(), replacements),
-            plan,
-            qparams,
-            constants,
-        )
+        board = opened(with_tensors_as_outputs(model, {each[-1]: each for each in readers}.values(), replacements))
     if not board.outputs:
         raise RequantError(f"{job.path}: has no float output to compare")
     return board, notes
+
+
+def _integer_weights(job: Job, plan: Plan, qparams: Mapping[str, QParams], found: TensorRanges) -> Constants | None:
+    """Return what `integer_constants` returns; None if memory has no room for a second copy of the weights."""
+    if job.weights.total > ROOM:
+        return None
+    means = found.means if "means" in job.corrections else {}
+    return integer_constants(job.simple, plan, qparams, scheme=job.scheme, means=means, exact=job.no_saturation)
 
 
 def _replacements(
