@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -35,6 +36,27 @@ LIBRARY = "custom_ops_library"
 """The setting that is the path of a library of operators."""
 
 GAIN = 1.02  # a value replaces the default if runs are at least this many times as fast
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A model and how it is loaded.
+
+    Attributes:
+        path: Its file.
+        values: The session options.
+    """
+
+    path: str | os.PathLike[str]
+    values: Values
+
+    def opened(self) -> InferenceSession:
+        """Load the model; see `open_configured`."""
+        return open_configured(self.path, self.values)
+
+    def run(self, feed: Mapping[str, Array]) -> Callable[[], object]:
+        """Load the model, run it once, and return a function that runs it again; see `configured_run`."""
+        return configured_run(self.path, self.values, feed)
 
 
 def threads_of(values: Values) -> int:

@@ -38,6 +38,7 @@ from ...model.files import (
 from ...model.writing import save_model
 from ...runtime.compiled_for import KEY, Target, this_machine
 from ...runtime.configured import (
+    Configured,
     Values,
     configured_runner,
     create_session,
@@ -166,11 +167,11 @@ def compile_model(
     base: Values = {} if threads == 0 else {"intra_op_num_threads": threads}
     natives = None if library is None or feed is None or weights.large else Natives(library, kernels, base, feed)
     kept = {} if kernels == STOCK else needed
-    made = _make((path, needed), (original, kept), output, samples, natives, progress)
+    made = _make(Configured(path, needed), original, kept, output, samples, natives, progress)
     del original  # models are timed without its weights in memory
     progress(TIME, 0, None)
-    after = [{**base, **each} for each in made.values]
-    times = timed((path, {**base, **needed}), (output, after), feed, weights)
+    after = [Configured(output, {**base, **each}) for each in made.values]
+    times = timed(Configured(path, {**base, **needed}), after, feed, weights)
     return Compiled(
         output=os.fspath(output),
         format="ort" if is_ort(output) else "onnx",
@@ -252,8 +253,9 @@ class _Made:
 
 
 def _make(
-    before: tuple[str | os.PathLike[str], Values],
-    original: tuple[ir.Model, Values],
+    before: Configured,
+    original: ir.Model,
+    kept: Values,
     output: str | os.PathLike[str],
     samples: Sequence[Sample],
     natives: Natives | None,
@@ -262,8 +264,9 @@ def _make(
     """Compile a model, and write it after it has run over the samples.
 
     Args:
-        before: The file of the model, with the session options that it needs.
-        original: The model, with those that keep its native operators.
+        before: The model in its file, with the session options that it needs.
+        original: The model.
+        kept: The session options that keep its native operators; empty if the runtime computes their bodies.
         output: The file to write.
         samples: The samples on which both models are compared.
         natives: The native operators to try; None for the runtime's own alone.
@@ -272,11 +275,12 @@ def _make(
     Raises:
         RequantError: The model cannot be compiled; nothing was written.
     """
-    expected = _outputs(*before, samples)  # fails before the output is written
+    expected = _outputs(before.path, before.values, samples)  # fails before the output is written
     with staging(output) as folder:
         progress("optimise", 0, None)
         target = this_machine()
-        chosen = choose((_optimised(before[0], *original, folder), original[1]), natives, folder, SECONDS)
+        optimised = _optimised(before.path, original, kept, folder)
+        chosen = choose(optimised, kept, natives, folder, SECONDS)
         model = chosen.model
         model.metadata_props[KEY] = json.dumps(target.to_json(), sort_keys=True)
         probes = add_probes(model)

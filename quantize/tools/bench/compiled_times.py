@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from ....calibration.model.session import Array
 from ...model.files import Weights, is_ort
 from ...runtime.clock import Times, race, uncertainty
-from ...runtime.configured import GAIN, Values, configured_run, open_configured, threads_of
+from ...runtime.configured import GAIN, Configured, Values, threads_of
 
 SECONDS = 2.0  # how long loads are timed, and again runs
 LOADS, MOST_LOADS = 5, 25  # the minimum and the maximum number of timed loads
@@ -62,61 +61,49 @@ class Timed:
     run: Change | None
 
 
-def timed(
-    before: tuple[str | os.PathLike[str], Values],
-    after: tuple[str | os.PathLike[str], Sequence[Values]],
-    feed: Mapping[str, Array] | None,
-    weights: Weights,
-) -> Timed:
+def timed(before: Configured, after: Sequence[Configured], feed: Mapping[str, Array] | None, weights: Weights) -> Timed:
     """Time a model against its original.
 
     Args:
-        before: The original, with its session options.
-        after: The compiled model, with the session options to try.
+        before: The original.
+        after: The compiled model with the session options to try; a large one or one in ORT format has the first alone.
         feed: The inputs of a run; None to time loads alone.
         weights: The size of the weights.
     """
-    output, levels = after
-    if is_ort(output) or weights.large:
-        levels = levels[:1]  # a graph in ORT format is not optimised again
-    settings, run = _timed_runs([before, *((output, level) for level in levels)], feed, SECONDS, weights)
-    return Timed(settings, _timed_loads(before, (output, settings), SECONDS), run)
+    if is_ort(after[0].path) or weights.large:
+        after = after[:1]  # a graph in ORT format is not optimised again
+    best, run = (after[0], None) if feed is None else _timed_runs(before, after, feed, weights)
+    return Timed(best.values, _timed_loads((before, best)), run)
 
 
 def _timed_runs(
-    jobs: Sequence[tuple[str | os.PathLike[str], Values]],
-    feed: Mapping[str, Array] | None,
-    seconds: float,
-    weights: Weights,
-) -> tuple[Values, Change | None]:
-    """Time runs of the original, the first job, and of the compiled model at one or two levels.
+    before: Configured, after: Sequence[Configured], feed: Mapping[str, Array], weights: Weights
+) -> tuple[Configured, Change]:
+    """Time runs of the original, and of the compiled model with one or two settings.
 
-    Only one large model is loaded at a time. Returns the settings for the compiled model, the first unless the second
-    is at least `GAIN` times as fast, and the times of both.
+    Only one large model is loaded at a time. Returns the compiled model with the first settings unless the second are
+    at least `GAIN` times as fast, and the times of both models.
     """
-    if feed is None:
-        return jobs[1][1], None
-    threads = threads_of(jobs[0][1])
+    models, threads = (before, *after), threads_of(before.values)
     if weights.large:
-        times = [race([configured_run(*job, feed)], seconds=seconds / len(jobs), threads=threads)[0] for job in jobs]
+        seconds = SECONDS / len(models)
+        times = [race([model.run(feed)], seconds=seconds, threads=threads)[0] for model in models]
     else:
-        times = race([configured_run(*job, feed) for job in jobs], seconds=seconds, threads=threads)
-    best = 2 if len(jobs) > 2 and times[1].least >= GAIN * times[2].least else 1
-    return jobs[best][1], _change(times[0], times[best])
+        times = race([model.run(feed) for model in models], seconds=SECONDS, threads=threads)
+    best = 2 if len(models) > 2 and times[1].least >= GAIN * times[2].least else 1
+    return models[best], _change(times[0], times[best])
 
 
-def _timed_loads(
-    before: tuple[str | os.PathLike[str], Values], after: tuple[str | os.PathLike[str], Values], seconds: float
-) -> Change:
+def _timed_loads(models: tuple[Configured, Configured]) -> Change:
     """Time the loading of two models in turn, without the end of their sessions."""
     times: tuple[list[float], list[float]] = ([], [])
-    for job in (before, after):
-        open_configured(*job)  # the files are now in the page cache
-    end = time.perf_counter() + seconds
+    for model in models:
+        model.opened()  # the files are now in the page cache
+    end = time.perf_counter() + SECONDS
     while len(times[0]) < LOADS or (time.perf_counter() < end and len(times[0]) < MOST_LOADS):
         for place in (0, 1) if len(times[0]) % 2 == 0 else (1, 0):
             start = time.perf_counter()
-            session = open_configured(*(before, after)[place])
+            session = models[place].opened()
             times[place].append(time.perf_counter() - start)
             del session
     before_times, after_times = (Times(tuple(each)) for each in times)

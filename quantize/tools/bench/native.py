@@ -107,16 +107,16 @@ class Chosen:
     needed: Values = field(default_factory=dict)
 
 
-def choose(given: tuple[ir.Model, Values], natives: Natives | None, folder: Path, seconds: float) -> Chosen:
+def choose(model: ir.Model, needed: Values, natives: Natives | None, folder: Path, seconds: float) -> Chosen:
     """Time a graph with each form of native operators, and return the fastest one.
 
     Args:
-        given: A graph that the runtime has optimized, and the session option that its native operators need.
+        model: A graph that the runtime has optimized.
+        needed: The session option that its native operators need; empty without any.
         natives: What to try; None for the graph as it is.
         folder: An empty folder for the forms.
         seconds: How long all runs together take, about.
     """
-    model, needed = given
     plain = OWN if needed else STOCK
     forms = {plain: model, **(native_models(model) if natives is not None else {})}
     if natives is None or len(forms) == 1:
