@@ -3,6 +3,7 @@
 Functions import onnxruntime and onnx_ir when they need them; no module here imports them at the top.
 """
 
+from ..system.writing import write_atomically
 from .calibrator import Calibrator
 from .checks.findings import Finding, findings
 from .data.samples import DataError, Sample
@@ -10,7 +11,7 @@ from .data.sources import DataSource, DataSpec, Source, open_source
 from .execution import Execution
 from .model.identity import fingerprint
 from .model.session import OPERATORS, Array, Feed, InputSpec, ModelSource, Serialized, input_specs, open_session
-from .range_files.range_file import RangeFile, load_ranges, save_ranges, write_atomically
+from .range_files.range_file import RangeFile, load_ranges, save_ranges
 from .rules.aciq import aciq
 from .rules.entropy import entropy
 from .rules.error import expected_error

@@ -17,10 +17,10 @@ from typing import Any, Self
 import msgspec
 
 from ... import RequantError
+from ...system.writing import write_atomically
 from ..data.samples import Sample
 from ..execution import Execution
 from ..range_files.decoding import LARGE_FILE, Count, load_document
-from ..range_files.range_file import write_atomically
 from ..range_files.records import observations_from_json, observations_to_json
 from ..statistics.observations import Observations
 from .gathered import digest_of

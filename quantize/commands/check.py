@@ -71,7 +71,7 @@ def init(model: Path, output: Path, force: bool) -> None:
     \b
     requant init model.onnx
     """
-    from ...calibration.range_files.range_file import write_atomically
+    from ...system.writing import write_atomically
     from ..model.files import check_output
     from ..project.template import template
 

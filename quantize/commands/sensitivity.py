@@ -89,7 +89,7 @@ def sensitivity(
             model, data, options, samples=samples, kinds=kinds or ("units", "tensors"), fresh=fresh, progress=progress
         )
     if output is not None:
-        from ...calibration.range_files.range_file import write_atomically
+        from ...system.writing import write_atomically
 
         write_atomically(output, (json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n").encode())
         print_line(

@@ -29,9 +29,9 @@ from ...calibration.range_files.decoding import (
     load_json,
     plain_number,
 )
-from ...calibration.range_files.range_file import write_atomically
 from ...system.given import check_path
 from ...system.regular import check_replaceable
+from ...system.writing import write_atomically
 from ..accuracy.metrics import Score, metric_named
 from ..runtime.runtimes import PLAIN, Setting
 from .baseline import UPDATE, Baseline, Constant, DataSummary, Layer, Measured, Scored, Speed, tolerances

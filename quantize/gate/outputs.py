@@ -9,10 +9,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from ... import RequantError
-from ...calibration.range_files.range_file import write_atomically
 from ...system.apart import PathLike, check_apart
 from ...system.printable import CELL, printable, printable_lines, sentence
 from ...system.regular import open_waitless, reason_of
+from ...system.writing import write_atomically
 from .judge import Line, Status
 from .run import Check
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
-from ...calibration.range_files.range_file import replacing
 from ...system.apart import PathLike
 from ...system.notes import note_written
 from ...system.regular import check_replaceable, reason_of
 from ...system.scratch import OLD, exclusive, scratch_folder
+from ...system.writing import replacing
 from ...transforms.externalize_weights import EXTERNAL, external_threshold
 from ...transforms.graphs.tensors import external_tensors, load_tensors, tensors
 from . import files

@@ -20,8 +20,8 @@ import onnx_ir as ir
 from ... import RequantError
 from ...calibration.model.session import OPERATORS
 from ...calibration.range_files.decoding import Natural, convert_rows, load_document
-from ...calibration.range_files.range_file import write_atomically
 from ...system.regular import reason_of
+from ...system.writing import write_atomically
 from ...transforms.int8.plan import Impl, Unit
 from ..runtime.machine import Machine, folder, forgotten
 

@@ -14,7 +14,7 @@ import msgspec
 from ... import RequantError, near
 from ...calibration.model.identity import listed
 from ...calibration.range_files.decoding import convert_rows, load_document
-from ...calibration.range_files.range_file import written_after
+from ...system.writing import written_after
 from ...transforms.int8.plan import Choice, Impl, Plan
 from ...transforms.int8.reasons import NONE, other
 from .facts import Facts

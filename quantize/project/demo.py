@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.range_files.range_file import write_atomically
 from ...system.regular import reason_of
+from ...system.writing import write_atomically
 from ..model.files import check_output
 from ..placement.plan_file import plan_path
 from ..result import Result

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import RequantError
-from ...calibration.range_files.range_file import write_atomically
 from ...system.apart import PathLike
+from ...system.writing import write_atomically
 from ..model.files import check_output, load_model
 from ..result import Result
 from ..steps.deliver import Run

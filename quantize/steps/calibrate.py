@@ -14,11 +14,12 @@ from ...calibration.checks.findings import Finding
 from ...calibration.data.sources import DataSource, named_files
 from ...calibration.model.state import Link
 from ...calibration.range_files.log import check_names, log_text
-from ...calibration.range_files.range_file import RangeFile, load_ranges, merge_files, write_atomically
+from ...calibration.range_files.range_file import RangeFile, load_ranges, merge_files
 from ...calibration.runs.runner import run_logged
 from ...system.apart import PathLike, check_apart
 from ...system.given import check_function, check_path, kind_of, or_default
 from ...system.log_records import MARK
+from ...system.writing import write_atomically
 from ..model.files import check_output, load_model, staging
 from ..model.state import passed_on, possible_state
 from ..options.options import Options

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ... import RequantError
 from ...calibration.range_files.decoding import Finite, Natural, Number, convert, load_json, plain_number
-from ...calibration.range_files.range_file import write_atomically
+from ...system.writing import write_atomically
 from ...transforms.int8.plan import Plan
 from ..accuracy.frontier import Frontier, Point
 

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from requant import RequantError
-from requant.calibration.range_files.range_file import replacing, write_atomically
 from requant.cli import main
 from requant.quantize.model.files import load_model
 from requant.quantize.model.writing import save_model
+from requant.system.writing import replacing, write_atomically
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs FIFOs")
 

@@ -423,7 +423,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_model(
             raise OSError(28, os.strerror(28))
         sync(fd)
 
-    monkeypatch.setattr("requant.calibration.range_files.range_file.os.fsync", full)
+    monkeypatch.setattr("requant.system.writing.os.fsync", full)
     arguments = ["quantize", SAMPLES / "digits.onnx", "--data", f"{SAMPLES / 'digits.npz'}:calib", "--samples", "20"]
     arguments += ["--place", "rules", "--force-int8", "-o", output, "--external-data", "--report", tmp_path / "q.html"]
     done = CliRunner().invoke(main, list(map(str, arguments)))

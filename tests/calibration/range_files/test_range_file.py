@@ -1,9 +1,8 @@
-"""Range files: exact round trips and merges, shards, refusals, atomic writing."""
+"""Range files: exact round trips and merges, shards, refusals."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import permutations
@@ -26,7 +25,6 @@ from requant.calibration import (
     load_ranges,
     parse_rule,
     save_ranges,
-    write_atomically,
 )
 from requant.calibration.model.session import Array
 from requant.calibration.range_files.overrides import Override, Overrides
@@ -288,43 +286,3 @@ def test_what_is_no_range_file(tmp_path: Path, text: str) -> None:
         load_ranges(path)
     with pytest.raises(RequantError, match=r"none\.json: no such file"):
         load_ranges(tmp_path / "none.json")
-
-
-# ---------------------------------------------------------------------------------------------------- atomic writing
-
-
-def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    for data in (b"one", b"two"):
-        write_atomically(path, data)
-        assert path.read_bytes() == data
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_writing_follows_links_and_keeps_the_usual_mode(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "folder" / "target")
-    write_atomically(tmp_path / "link", b"x")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "folder" / "target").read_bytes() == b"x"
-    (tmp_path / "plain").write_bytes(b"")
-    assert (tmp_path / "folder" / "target").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_failed_writing_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(b"old")
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RequantError, match=r"f: cannot be written: No space left on device"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_writing_into_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequantError, match=r"none/f: cannot be written: No such file"):
-        write_atomically(tmp_path / "none" / "f", b"")
