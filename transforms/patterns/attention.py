@@ -25,9 +25,9 @@ HEADS = (0, 2, 1, 3)
 """The permutation between (batch, rows, heads, columns) and (batch, heads, rows, columns)."""
 HEADS_FIRST, ROWS_FIRST, BATCH_SECOND = 0, 1, 2
 """Orders of axes: (batch, heads, rows, columns), (batch, rows, heads, columns), (rows, batch, heads, columns)."""
+LAST_AXIS = 13  # the opset from which the default axis of a Softmax is the last one
 TURNS: dict[tuple[int, ...], int] = {HEADS: ROWS_FIRST, (2, 0, 1, 3): BATCH_SECOND}
 """The order of axes into which each permutation turns (batch, heads, rows, columns)."""
-LAST_AXIS = 13  # the opset from which the default axis of a Softmax is the last one
 HEADS_OF: dict[tuple[int, ...], int] = {HEADS: ROWS_FIRST, (1, 2, 0, 3): BATCH_SECOND}
 """The order of axes from which each permutation turns into (batch, heads, rows, columns)."""
 KEYS = {(0, 2, 3, 1): ROWS_FIRST, (1, 2, 3, 0): BATCH_SECOND, (0, 1, 3, 2): HEADS_FIRST, (0, 2, 1): HEADS_FIRST}
@@ -347,19 +347,21 @@ def _standard(node: ir.Node) -> FoundAttention | str:
     heads = (node.attributes.get_int("q_num_heads", 0), node.attributes.get_int("kv_num_heads", 0))
     past = _past(past_key, past_value)
     scale, cap = node.attributes.get_float("scale", None), node.attributes.get_float("softcap", 0)
-    lacks = {
-        HALF: past is None,
-        UNREAD: bool(past) and len(node.outputs) < CACHES,
-        "lengths of items": any(value is not None for value in others),
-        MORE_RESULTS: not unread(node, CACHES if past else 1),
-        unknown(node, STANDARD): bool(unknown(node, STANDARD)),
-        "softcap below 0": cap < 0,
-        "softmax in half precision": node.attributes.get_int("softmax_precision", PRECISE[0]) not in PRECISE,
-        "scale that is not above 0": scale is not None and scale <= 0,
-        FACTORS: not are_factors(q, k, v),
-    }
-    if q is None or k is None or v is None or any(lacks.values()):
-        return next(name for name, asked in lacks.items() if asked)
+    attribute = unknown(node, STANDARD)
+    extras = (
+        (HALF, past is None),
+        (UNREAD, bool(past) and len(node.outputs) < CACHES),
+        ("lengths of items", any(value is not None for value in others)),
+        (MORE_RESULTS, not unread(node, CACHES if past else 1)),
+        (attribute, bool(attribute)),
+        ("softcap below 0", cap < 0),
+        ("softmax in half precision", node.attributes.get_int("softmax_precision", PRECISE[0]) not in PRECISE),
+        ("scale that is not above 0", scale is not None and scale <= 0),
+        (FACTORS, not are_factors(q, k, v)),
+    )
+    extra = next((what for what, found in extras if found), "")
+    if q is None or k is None or v is None or extra:
+        return extra
     order, behind = (HEADS_FIRST, []) if any(heads) or past else _turned(node)
     orders, causal = (HEADS_FIRST, HEADS_FIRST, HEADS_FIRST, order), bool(node.attributes.get_int("is_causal", 0))
     nodes = (node, *behind)
@@ -372,20 +374,22 @@ def _multi_head(node: ir.Node) -> FoundAttention | str:
     past, causal = _past(past_key, past_value), bool(node.attributes.get_int("unidirectional", 0))
     heads = node.attributes.get_int("num_heads", 0)
     scale = node.attributes.get_float("scale", 0) or None
-    lacks = {
-        HALF: past is None,
-        UNREAD: bool(past) and len(node.outputs) < CACHES,
-        "caches in one memory": any(value is not None for value in others),
-        MORE_RESULTS: not unread(node, CACHES if past else 1),
-        unknown(node, MULTI_HEAD): bool(unknown(node, MULTI_HEAD)),
+    attribute = unknown(node, MULTI_HEAD)
+    extras = (
+        (HALF, past is None),
+        (UNREAD, bool(past) and len(node.outputs) < CACHES),
+        ("caches in one memory", any(value is not None for value in others)),
+        (MORE_RESULTS, not unread(node, CACHES if past else 1)),
+        (attribute, bool(attribute)),
         # with more keys than queries it is unclear which of them a query sees
-        "order of keys": causal and not past,
-        "second mask": padding is not None and (added is not None or bool(past)),
-        "bias that is computed": bias is not None and constant(bias) is None,
-        FACTORS: not are_factors(q, k, v),
-    }
-    if q is None or k is None or v is None or any(lacks.values()):
-        return next(name for name, asked in lacks.items() if asked)
+        ("order of keys", causal and not past),
+        ("second mask", padding is not None and (added is not None or bool(past))),
+        ("bias that is computed", bias is not None and constant(bias) is None),
+        (FACTORS, not are_factors(q, k, v)),
+    )
+    extra = next((what for what, found in extras if found), "")
+    if q is None or k is None or v is None or extra:
+        return extra
     hidden = None if padding is None else node.attributes.get_float("mask_filter_value", PADDING)
     orders, mask = (HEADS_FIRST,) * 4, added if padding is None else padding
     return FoundAttention(
