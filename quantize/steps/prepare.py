@@ -363,7 +363,7 @@ def make_plain(
         inlined, origins = _inlined(original, progress, inline)
         dynamic = None if to_restore is None else _stay_dynamic(inlined.model, to_restore.renamed(origins))
         _, plain = pipelines(portable=portable, dynamic=dynamic)
-        done, notes, renamed = _plainer(inlined.model, folder, progress, plain if only is None else only)
+        done, notes, renamed = _simplified_to_load(inlined.model, folder, progress, plain if only is None else only)
     add_types(done.model, folder)
     found = Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
     return replace(found, notes=(*notes, *found.restored.values()))
@@ -375,7 +375,7 @@ def _stay_dynamic(model: ir.Model, selection: Selection) -> list[str]:
     return sorted({str(node.name) for node in nodes if selection.leaves(node)})
 
 
-def _plainer(
+def _simplified_to_load(
     original: ir.Model, folder: Path, progress: Progress, plain: Pipeline | str
 ) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
     """Return a copy that the runtime loads, simplified by `plain`, notes, and the old names of renamed nodes."""
@@ -392,7 +392,7 @@ def _plainer(
         try:
             open_session(serialize(model, folder), lean=True)
         except RequantError as error:
-            if pipeline is LITTLE:
+            if pipeline == LITTLE:
                 raise
             notes.append(f"the simplified model does not load, so the model is used without simplification ({error})")
         else:
