@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -16,14 +18,22 @@ from .graphs.queries import (
     is_standard,
     node_name,
     one_number,
+    plain_shape,
     producer_of,
     sole_reader,
 )
 from .graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace_by_earlier, unused_name
+from .lift_sequence_convs import AXES_ARE_INPUT
+from .quantize_caches import AXES_AS_INPUT
 from .registry import Change, transform
 
 BROADCASTS = 8  # the opset from which Max and Min broadcast
 SATURATED = 20.0  # from here on a Mish is its input in float32
+FEW = 512
+"""The least number of values of a Softmax: of fewer, several operators take as long."""
+FEW_BEHIND = 64
+"""The least number of values behind the axis of a Softmax in several operators: with fewer, reductions are slow."""
+UNKNOWN = 32  # what an axis of unknown length counts for, without the batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,24 +43,34 @@ class _Writer:
     Attributes:
         node: The node.
         x: The tensor that it is a function of.
-        rank: The number of axes of `x`; 0 if it is not known.
+        lengths: The lengths of the axes of `x`, None for an unknown one; empty if the rank is not known.
+        opset: The opset of the graph.
         taken: The names in use.
         in_body: Whether the node is in the body of a function, which has no initializers.
     """
 
     node: ir.Node
     x: ir.Value
-    rank: int
+    lengths: Sequence[int | None]
+    opset: int
     taken: set[str]
     in_body: bool
 
-    def add(self, op: str, *inputs: ir.Value) -> ir.Value:
+    def add(self, op: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
         """Write an operator; return its result."""
-        return insert_before(self.node, self.taken, op, inputs, stem=f"{node_name(self.node)}/spelled")
+        return insert_before(self.node, self.taken, op, inputs, attributes, stem=f"{node_name(self.node)}/spelled")
 
     def number(self, number: float) -> ir.Value:
         """Return a constant, float32."""
-        stem, array = f"{node_name(self.node)}/number", np.array(number, np.float32)
+        return self._constant(np.array(number, np.float32))
+
+    def index(self, index: int) -> ir.Value:
+        """Return a constant, int64, shape (1,)."""
+        return self._constant(np.array([index], np.int64))
+
+    def _constant(self, array: np.ndarray) -> ir.Value:
+        """Return a constant."""
+        stem = f"{node_name(self.node)}/number"
         if self.in_body:
             return insert_before(self.node, self.taken, "Constant", [], {"value": ir.tensor(array)}, stem=stem)
         return add_initializer(graph_of(self.node), unused_name(self.taken, stem), array)
@@ -76,25 +96,35 @@ def spell_slow_functions(model: ir.Model) -> Change:
     After:   r * r, r = Reciprocal(x);  Reciprocal(x);  Reciprocal(Abs(Sqrt(x)));  Sqrt(Sqrt(x));  Sqrt(x);
              x * Sqrt(x);  s * s, s = x * x
 
+    Before:  y = Softmax(x), over an axis of length 2
+    After:   d = Slice(x)[1] - Slice(x)[0];  y = Reciprocal(Exp(Concat(d, -d)) + 1)
+
+    Before:  y = Softmax(x), over an axis that is not the last one, as that of the channels
+    After:   e = Exp(x - ReduceMax(x));  y = e / ReduceSum(e)
+
     Results differ by rounding; what is behind the logarithm is the rounding error of u. A root of -infinity is NaN, as
     it is of other negative numbers; Pow returns a number. On one core the functions of the first two rows take a tenth
-    to a third of the time, PRelu a ninth, powers a tenth, Elu and Celu two thirds. `requant quantize` runs this last:
-    native operators are found by the single operators.
+    to a third of the time, PRelu a ninth, powers a tenth, Elu and Celu two thirds, a Softmax of two a fifteenth to a
+    third, one over channels a seventh to two thirds. `requant quantize` runs this last: native operators are found by
+    the single operators.
     Left alone: other types than float32 (``not-float32``); opsets below 8 (``old-opset``); other powers; an alpha of a
-        Celu that is not above 0; the Tanh or Softplus of a Mish with other readers (the Softplus alone is written).
+        Celu that is not above 0; the Tanh or Softplus of a Mish with other readers (the Softplus alone is written); a
+        Softmax below opset 13, of unknown rank, of fewer than 512 values, or, over more than two values, with fewer
+        than 64 values behind its axis.
     """
     change = Change()
     found = _candidates(node for graph in computing_graphs(model) for node in graph)
     if not found:
         return change
     known, taken = Known(model), names(model)
-    facts = [(node, known.dtype(node.inputs[0]), known.rank(node.inputs[0]) or 0) for node in found]
-    for node, dtype, rank in facts:  # what one function reads, another one may have computed
-        if model.opset_imports.get("", 0) < BROADCASTS:
+    opset = model.opset_imports.get("", 0)
+    facts = [(node, known.dtype(node.inputs[0]), known.lengths(node.inputs[0]) or ()) for node in found]
+    for node, dtype, lengths in facts:  # what one function reads, another one may have computed
+        if opset < BROADCASTS:
             change.skip("old-opset")
         elif dtype is not ir.DataType.FLOAT:
             change.skip("not-float32")
-        elif _spelled(node, rank, taken, in_body=False):
+        elif _spelled(_Writer(node, _input(node), lengths, opset, taken, in_body=False)):
             change.applied += 1
     return change
 
@@ -103,8 +133,9 @@ def spell_body(graph: ir.Graph) -> None:
     """Do the same as `spell_slow_functions` in the body of a function whose tensors are float32, in place."""
     taken = {str(value.name) for node in graph for value in node.outputs}
     taken.update(str(value.name) for value in graph.inputs)
+    opset = graph.opset_imports.get("", 0)
     for node in _candidates(graph):
-        _spelled(node, 0, taken, in_body=True)
+        _spelled(_Writer(node, _input(node), (), opset, taken, in_body=True))
 
 
 def _candidates(nodes: Iterable[ir.Node]) -> list[ir.Node]:
@@ -116,10 +147,18 @@ def _candidates(nodes: Iterable[ir.Node]) -> list[ir.Node]:
 
 
 def _has_row(node: ir.Node) -> bool:
-    """Whether a node is one of the functions, as far as its operator and an exponent tell."""
+    """Whether a node is one of the functions, as far as its operator, an exponent and a stored shape tell."""
     if is_standard(node, "Pow"):
         return one_number(node.inputs[1], None) in POWERS
+    if is_standard(node, "Softmax"):
+        return not _is_of_rows(node)
     return is_standard(node, *FUNCTIONS)
+
+
+def _is_of_rows(softmax: ir.Node) -> bool:
+    """Whether the stored shape tells that a Softmax is one over the last axis, of no known length or not of 2."""
+    shape, axis = plain_shape(softmax.inputs[0]), softmax.attributes.get_int("axis", -1)
+    return bool(shape) and axis in (-1, len(shape) - 1) and shape[-1] != 2
 
 
 def _mish_of(mul: ir.Node) -> ir.Value | None:
@@ -148,17 +187,24 @@ def _input(node: ir.Node) -> ir.Value:
     return x
 
 
-def _spelled(node: ir.Node, rank: int, taken: set[str], *, in_body: bool) -> bool:
-    """Replace a function; return whether it has a row and a fast form."""
+def _spelled(writer: _Writer) -> bool:
+    """Replace a function; return whether it has a row and a fast form.
+
+    The last operator gets the name of the function. In place of a Softmax it is the first one: comparisons find the
+    logits as what the operator of this name reads.
+    """
+    node, x = writer.node, writer.x
     inner = _inner(node) if node.op_type == "Mul" else []
     write = _mish if inner else FUNCTIONS[node.op_type]
-    result = write(_Writer(node, _input(node), rank, taken, in_body))
+    readers = set(x.consumers())
+    result = write(writer)
     if result is None:
         return False
-    name, last = node.name, result.producer()
+    first, last = (reader for reader in x.consumers() if reader not in readers), result.producer()
+    named, name = next(first) if node.op_type == "Softmax" else last, node.name
     replace_by_earlier(node, result)
-    if last is not None:
-        last.name = name
+    if named is not None:
+        named.name = name
     remove_unread(inner)
     return True
 
@@ -207,9 +253,42 @@ def _prelu(writer: _Writer) -> ir.Value | None:
 
 def _pow(writer: _Writer) -> ir.Value | None:
     """Write a power; None for one that is not in `POWERS`."""
-    exponent = one_number(writer.node.inputs[1], writer.rank)
+    exponent = one_number(writer.node.inputs[1], len(writer.lengths))
     write = None if exponent is None else POWERS.get(exponent)
     return None if write is None else write(writer, writer.x)
+
+
+def _softmax(writer: _Writer) -> ir.Value | None:
+    """Write a Softmax; None for one that the runtime computes as fast."""
+    lengths = writer.lengths
+    if writer.opset < AXES_ARE_INPUT or not lengths:
+        return None
+    axis = writer.node.attributes.get_int("axis", -1) % len(lengths)
+    first, *others = lengths
+    counts = [first or 1, *(UNKNOWN if length is None else length for length in others)]
+    if prod(counts) < FEW:
+        return None
+    if lengths[axis] == 2:
+        return _softmax_of_two(writer, axis)
+    return _softmax_over(writer, axis) if prod(counts[axis + 1 :]) >= FEW_BEHIND else None
+
+
+def _softmax_of_two(writer: _Writer, axis: int) -> ir.Value:
+    """Write a Softmax over an axis of length 2. The Sigmoid of the runtime has no digits where the result is small."""
+    add, x, along = writer.add, writer.x, writer.index(axis)
+    bounds = [writer.index(bound) for bound in range(3)]
+    one, two = (add("Slice", x, begin, end, along) for begin, end in pairwise(bounds))
+    difference = add("Sub", two, one)
+    power = add("Exp", add("Concat", difference, add("Neg", difference), axis=axis))
+    return add("Reciprocal", add("Add", power, writer.number(1.0)))
+
+
+def _softmax_over(writer: _Writer, axis: int) -> ir.Value:
+    """Write a Softmax over an axis that is not the last one."""
+    add, x, along = writer.add, writer.x, writer.index(axis)
+    most = add("ReduceMax", x, along) if writer.opset >= AXES_AS_INPUT else add("ReduceMax", x, axes=[axis])
+    power = add("Exp", add("Sub", x, most))
+    return add("Div", power, add("ReduceSum", power, along))
 
 
 def _squared(writer: _Writer, x: ir.Value) -> ir.Value:
@@ -234,6 +313,7 @@ FUNCTIONS: Mapping[str, Callable[[_Writer], ir.Value | None]] = {
     "Mish": _mish,
     "PRelu": _prelu,
     "Pow": _pow,
+    "Softmax": _softmax,
     "Softplus": _softplus,
 }
 """By operator, what writes the function; it returns the result, or None for a form that has none."""

@@ -87,7 +87,16 @@ def spelled(proto: onnx.ModelProto) -> ir.Model:
     """Return a model of one slow function, with fast operators."""
     made = ir.from_proto(proto)
     assert spell_slow_functions(made).applied == 1
-    assert not {node.op_type for node in made.graph} & {"Mish", "Softplus", "Tanh", "Elu", "Celu", "PRelu", "Pow"}
+    assert not {node.op_type for node in made.graph} & {
+        "Mish",
+        "Softplus",
+        "Tanh",
+        "Elu",
+        "Celu",
+        "PRelu",
+        "Pow",
+        "Softmax",
+    }
     assert not spell_slow_functions(made).applied
     return made
 
@@ -138,6 +147,78 @@ def test_powers_of_special_values(exponent: float) -> None:
     proto = model("y = Pow(x, p)", p=exponent)
     wanted = computed(ir.from_proto(proto), x)
     np.testing.assert_allclose(computed(spelled(proto), x), wanted, rtol=6 * U)
+
+
+SOFTMAXES = {
+    "channels": ((1, 3, 16, 16), 1),
+    "channels of an unknown image": ((2, 5, 20, 9), 1),
+    "two channels": ((2, 2, 16, 16), 1),
+    "two classes of many boxes": ((1, 300, 2), -1),
+    "two volumes": ((1, 2, 8, 8, 8), 1),
+    "steps": ((40, 2, 1, 64), 0),
+}
+"""Shapes and axes that have a fast form."""
+
+
+def softmax(shape: tuple[int, ...], axis: int, opset: int = 18) -> onnx.ModelProto:
+    """Return a model of a Softmax; an image of 20 rows has axes of unknown lengths."""
+    axes = ["N", str(shape[1]), "H", "W"] if 20 in shape else [str(length) for length in shape]
+    of = ", ".join(axes)
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> g (float[{of}] x) => (float[{of}] y) '
+        f"{{ y = Softmax <axis = {axis}> (x) }}"
+    )
+
+
+@given(
+    name=st.sampled_from(list(SOFTMAXES)),
+    opset=st.sampled_from([13, 17, 18, 22]),
+    size=st.sampled_from([1e-3, 1.0, 30.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_a_softmax_is_that_of_the_definition(name: str, opset: int, size: float, seed: int) -> None:
+    """The difference of two logits is rounded, and its error is that of the power: U for each unit of the difference.
+
+    An Exp is exact to 4 U, the sum of n powers to n U, the quotient to U.
+    """
+    shape, axis = SOFTMAXES[name]
+    x = np.random.default_rng(seed).normal(0, size, shape).astype(np.float32)
+    made = ir.from_proto(softmax(shape, axis, opset))
+    assert spell_slow_functions(made).applied == 1
+    power = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True))
+    difference = np.ptp(x, axis).max()
+    relative = (2 * difference + 10 + shape[axis]) * U
+    np.testing.assert_allclose(computed(made, x), power / power.sum(axis, keepdims=True), rtol=relative, atol=TINY)
+
+
+def test_two_logits_that_are_far_apart_give_0_and_1() -> None:
+    x = np.zeros((1, 300, 2), np.float32)
+    x[0, :4] = [[200, -200], [-3e38, 3e38], [np.nan, 0], [-np.inf, 0]]
+    found = computed(spelled(softmax(x.shape, -1)), x)
+    np.testing.assert_array_equal(found[0, :5], [[1, 0], [0, 1], [np.nan, np.nan], [0, 1], [0.5, 0.5]])
+
+
+def test_the_operator_that_reads_the_logits_keeps_the_name() -> None:
+    made = ir.from_proto(softmax((1, 300, 2), -1))
+    made.graph.node(0).name = "head"
+    spell_slow_functions(made)
+    (head,) = (node for node in made.graph if node.name == "head")
+    assert head.inputs[0] is made.graph.inputs[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "opset"),
+    [
+        ((1, 8, 64, 64), -1, 18),  # rows
+        ((1, 8, 64, 64), 3, 18),
+        ((1, 2), -1, 18),  # few values
+        ((4, 3, 4, 4), 1, 18),
+        ((64, 5, 4), 1, 18),  # few behind the axis
+        ((1, 2, 16, 16), 1, 12),  # another definition
+    ],
+)
+def test_a_softmax_that_is_as_fast_stays(shape: tuple[int, ...], axis: int, opset: int) -> None:
+    assert not spell_slow_functions(ir.from_proto(softmax(shape, axis, opset))).applied
 
 
 CONSTANTS = {"p": 0.5, "one": 1.0}
