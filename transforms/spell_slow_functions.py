@@ -157,8 +157,8 @@ def _has_row(node: ir.Node) -> bool:
 
 def _is_of_rows(softmax: ir.Node) -> bool:
     """Whether the stored shape tells that a Softmax is one over the last axis, of no known length or not of 2."""
-    shape, axis = plain_shape(softmax.inputs[0]), softmax.attributes.get_int("axis", -1)
-    return bool(shape) and axis in (-1, len(shape) - 1) and shape[-1] != 2
+    shape, axis = plain_shape(softmax.inputs[0]) or (2,), softmax.attributes.get_int("axis", -1)
+    return axis in (-1, len(shape) - 1) and shape[-1] != 2
 
 
 def _mish_of(mul: ir.Node) -> ir.Value | None:

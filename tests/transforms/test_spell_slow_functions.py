@@ -193,7 +193,7 @@ def test_a_softmax_is_that_of_the_definition(name: str, opset: int, size: float,
 
 def test_two_logits_that_are_far_apart_give_0_and_1() -> None:
     x = np.zeros((1, 300, 2), np.float32)
-    x[0, :4] = [[200, -200], [-3e38, 3e38], [np.nan, 0], [-np.inf, 0]]
+    x[0, :4] = np.array([[200, -200], [-3e38, 3e38], [np.nan, 0], [-np.inf, 0]])
     found = computed(spelled(softmax(x.shape, -1)), x)
     np.testing.assert_array_equal(found[0, :5], [[1, 0], [0, 1], [np.nan, np.nan], [0, 1], [0.5, 0.5]])
 
