@@ -137,7 +137,7 @@ def _with_costs(job: Job, costs: Costs, keys: Collection[str]) -> set[str]:
     if keys and not known:
         raise RequantError(
             f"{job.policy.costs}: has costs of no unit of {job.path}; measure them with "
-            "'requant costs measure' (in Python: measure_costs)"
+            "'requant costs measure' (in Python: measure_costs) at the same batch size"
         )
     return known
 

@@ -523,7 +523,7 @@ def test_costs_of_another_model_are_refused_and_of_a_part_are_told(
         quantize_model(path, str(data), tmp_path / "o.onnx", options)
     monkeypatch.undo()
     told = f"{tmp_path / 'c.json'}: has costs of no unit of {path}; measure them with "
-    told += "'requant costs measure' (in Python: measure_costs)"
+    told += "'requant costs measure' (in Python: measure_costs) at the same batch size"
     assert str(error.value) == told
     measured = measure_costs(path, str(data), Options(isa="vnni"))
     first, *others = measured.rows
