@@ -13,7 +13,9 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
+from click.testing import CliRunner, Result
 
+from requant.cli import main
 from requant.transforms import GROUPS, REGISTRY, load_plugins, parse_groups
 from requant.transforms.pipelines import plugins
 
@@ -40,6 +42,11 @@ def requant(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def invoke(*arguments: object) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(main, list(map(str, arguments)), prog_name="requant")
 
 
 def install(site: Path, name: str, code: str | None) -> None:
@@ -202,16 +209,27 @@ def test_a_damaged_list_of_plugins_leaves_the_others(site: Path, text: bytes) ->
     ],
     ids=["raises", "returns nothing"],
 )
-def test_a_transform_of_a_plugin_that_fails_is_a_refusal(site: Path, body: str, told: str) -> None:
+def test_a_transform_of_a_plugin_that_fails_is_a_refusal(
+    site: Path, body: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = (
         "import onnx_ir as ir\nfrom requant.transforms import Change, transform\n\n\n"
         f'@transform("broken")\ndef broken(model: ir.Model) -> Change:\n    """Fail."""\n    {body}\n'
     )
     install(site, "broken", code)
-    done = requant(site, "transform", "m.onnx", "o.onnx", "--transforms", "broken")
-    assert (done.returncode, done.stdout) == (2, "")
+    monkeypatch.chdir(site)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(plugins, "LOADED", {})
+    plugins._found.cache_clear()
+    try:
+        done = invoke("transform", "m.onnx", "o.onnx", "--transforms", "broken")
+        left = invoke("transform", "m.onnx", "o.onnx", "--transforms", "broken(ignore_errors=true)")
+    finally:
+        REGISTRY.pop("broken", None)
+        sys.modules.pop("broken", None)
+        plugins._found.cache_clear()
+    assert (done.exit_code, done.stdout) == (2, "")
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
-    left = requant(site, "transform", "m.onnx", "o.onnx", "--transforms", "broken(ignore_errors=true)")
-    assert left.returncode == 0
+    assert left.exit_code == 0
     assert (site / "o.onnx").exists()
