@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -90,12 +91,19 @@ def _told(inferred: ir.Shape | None, declared: ir.Shape | None, symbols: Collect
 class Known:
     """The types and shapes of the tensors of a model: what onnx infers, else what is declared.
 
-    A tensor that was inserted since has what it declares.
+    They are inferred at the first question, of all tensors, also of those in bodies: most transforms find nothing of
+    their pattern in most models, and ask nothing. So the first question must come before a rewrite or between two of
+    them, when the graph is valid. A tensor that was inserted since has what it declares.
     """
 
     def __init__(self, model: ir.Model) -> None:
-        """Infer the types and shapes of all tensors, also of those in bodies; the model does not change."""
-        self._found = stand_ins(model)
+        """Take a model, which does not change."""
+        self._model = model
+
+    @cached_property
+    def _found(self) -> dict[ir.Value, ir.Value]:
+        """What `stand_ins` returns."""
+        return stand_ins(self._model)
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Return the element type of a tensor; None if it is not known."""

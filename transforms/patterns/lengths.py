@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -48,7 +49,7 @@ class Lengths:
     """
 
     def __init__(self, model: ir.Model) -> None:
-        """Infer the shapes of all tensors; the model does not change."""
+        """Take a model, which does not change; the shapes are inferred at the first question, as by `Known`."""
         self._known = Known(model)
         self._found: dict[ir.Value | None, Named | None] = {}
         shapes = (value.shape for value in model.graph.inputs if value.shape is not None)
@@ -56,11 +57,17 @@ class Lengths:
         apart = {name for names in named if len({*names}) > 1 for name in names}
         # exporters may name all free axes "?": a name that one input has twice, and none beside others, says nothing
         self._vague = {name for names in named for name in names if names.count(name) > 1} - apart
-        self._inputs: dict[str | None, tuple[ir.Value, int]] = {}  # the first axis that has the length of a name
-        for value in model.graph.inputs:
+        self._given = tuple(model.graph.inputs)
+
+    @cached_property
+    def _inputs(self) -> dict[str | None, tuple[ir.Value, int]]:
+        """For each name of a length the first input and axis that have it."""
+        found: dict[str | None, tuple[ir.Value, int]] = {}
+        for value in self._given:
             for axis, length in enumerate(self.of(value) or ()):
                 if isinstance(length, str):
-                    self._inputs.setdefault(length, (value, axis))
+                    found.setdefault(length, (value, axis))
+        return found
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """Return the element type of a tensor; None if it is not known."""

@@ -9,7 +9,9 @@ import onnxruntime as ort
 import pytest
 
 from requant.transforms import run
-from requant.transforms.graphs.inference import ALIKE, infer, inferred, stand_ins
+from requant.transforms.graphs import inference
+from requant.transforms.graphs.inference import ALIKE, Known, infer, inferred, stand_ins
+from requant.transforms.patterns.lengths import Lengths
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g (float[2, N] x, bool c) => (float[M, K] y) <float[3] w = {1, 2, 3}> {
     a = Transpose (x)
@@ -167,3 +169,42 @@ def test_the_runtime_makes_the_form_that_the_table_says(node: str) -> None:
     (result,) = ort.InferenceSession(proto.SerializeToString()).run(None, feed)
     assert result.shape == (2, 4, 8)
     assert shapes(inferred(ir.from_proto(proto)))["y"] == ["N", 4, 8]
+
+
+# --- when it is inferred
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[ir.Model]:
+    """Return the list of the models of which types and shapes were inferred."""
+    models: list[ir.Model] = []
+
+    def spy(model: ir.Model) -> dict[ir.Value, ir.Value]:
+        models.append(model)
+        return stand_ins(model)
+
+    monkeypatch.setattr(inference, "stand_ins", spy)
+    return models
+
+
+def test_shapes_are_inferred_once_and_only_where_one_is_asked_for(counted: list[ir.Model]) -> None:
+    model = ir.from_onnx_text(MODEL)
+    known, lengths = Known(model), Lengths(model)
+    assert counted == []
+    transposed = model.graph.node(0).outputs[0]
+    assert (known.rank(transposed), known.dtype(transposed)) == (2, ir.DataType.FLOAT)
+    assert counted == [model]
+    assert lengths.of(transposed) == ["N", 2]
+    assert lengths.origin(transposed, 0) == (model.graph.inputs[0], 1)
+    assert counted == [model, model]
+
+
+@pytest.mark.parametrize(
+    ("name", "asks"), [("fuse_leaky_relu", 0), ("where_to_add", 0), ("simplify_reshapes", 0), ("merge_clips", 1)]
+)
+def test_a_transform_that_finds_nothing_of_its_pattern_infers_nothing(
+    name: str, asks: int, counted: list[ir.Model]
+) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { a = Neg (x)  y = Relu (a) }'
+    run(name, ir.from_onnx_text(text))
+    assert len(counted) == asks
