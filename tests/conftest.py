@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from requant.calibration.model import session as sessions
 from requant.quantize import Latency
-from requant.quantize.placement import tried_plans
+from requant.quantize.placement import measuring, tried_plans
 from requant.quantize.runtime import clock, progress
 from requant.quantize.runtime.isa import detect, resolve
 
@@ -89,14 +89,19 @@ def _no_stages() -> Iterator[None]:
 
 
 ROUNDS = 15  # of a measurement, at most
+PROFILED_RUNS = 5  # of a profile, at most
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _short_measurements() -> Iterator[None]:
-    """Time models once, for a few rounds. Other tests run at the same time, so that more rounds would not be surer."""
+    """Time models once, for a few rounds, and profile few runs.
+
+    Other tests run at the same time, so that more rounds would not be surer.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "MOST_ROUNDS", ROUNDS)
         patch.setattr(clock, "AGAIN", 0)
+        patch.setattr(measuring, "MOST_RUNS", PROFILED_RUNS)
         yield
 
 
