@@ -12,11 +12,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 from ...transforms.int8.plan import Impl
 
-SOURCE, SINK = "source", "sink"
+Node: TypeAlias = tuple[str, str]
+"""A variable, which is 1 on the side of the source: its kind, and the name of its unit or tensor."""
+SOURCE, SINK = ("source", ""), ("sink", "")
+"""The constants 1 and 0, which are uint8 and float."""
 BITS = 50
 """The sum of all costs is below 2^BITS units; float64 holds such numbers, and sums of a few, exactly."""
 
@@ -80,14 +83,14 @@ def cheapest(problem: Problem) -> dict[str, Impl]:
     for item in problem.items:
         _add_item(graph, item)
     written = {tensor: _output(item) for item in problem.items for tensor in item.outputs}
-    readers: dict[str, list[Any]] = defaultdict(list)
+    readers: dict[str, list[Node]] = defaultdict(list)
     for item in problem.items:
         for tensor in item.inputs:
             readers[tensor].append(_input(item))
     for tensor in problem.model_outputs:
-        readers[tensor].append(None)
+        readers[tensor].append(SINK)
     for tensor, variables in readers.items():
-        _add_tensor(graph, problem, tensor, written.get(tensor), variables)
+        _add_tensor(graph, problem, tensor, written.get(tensor, SINK), variables)
     ones = graph.source_side()
     return {item.name: _read_off(item, ones) for item in problem.items}
 
@@ -100,13 +103,13 @@ class _Cut:
         costs: By start and end; infinite where the pair (1, 0) is forbidden.
     """
 
-    costs: dict[tuple[Any, Any], float] = field(default_factory=dict)
+    costs: dict[tuple[Node, Node], float] = field(default_factory=dict)
 
-    def add(self, start: Any, end: Any, cost: float) -> None:
+    def add(self, start: Node, end: Node, cost: float) -> None:
         """Add a cost to an edge."""
         self.costs[start, end] = self.costs.get((start, end), 0.0) + cost
 
-    def source_side(self) -> set[Any]:
+    def source_side(self) -> set[Node]:
         """Return the nodes on the side of the source of a minimum cut, found by push-relabel.
 
         Costs become whole numbers of a unit, about 2^-50 of their sum, so that all sums and differences are exact.
@@ -126,44 +129,45 @@ class _Cut:
         return {nodes[number] for number in cut.partition[0]}
 
 
-def _domains(impl: Impl) -> tuple[int, int]:
-    """Return whether an implementation reads uint8, and whether it writes uint8."""
-    return int(impl.reads_u8), int(impl.writes_u8)
+def _domains(impl: Impl) -> tuple[Node, Node]:
+    """Return whether an implementation reads uint8, and whether it writes uint8, as constants."""
+    return SOURCE if impl.reads_u8 else SINK, SOURCE if impl.writes_u8 else SINK
 
 
-def _input(item: Item) -> Any:
-    """Return the variable for the inputs of a unit: a node of the cut graph, or True or False without a choice."""
-    domains = {_domains(impl)[0] for impl in item.costs}
-    return ("reads", item.name) if len(domains) > 1 else bool(domains.pop())
+def _input(item: Item) -> Node:
+    """Return the variable for the inputs of a unit; a constant if all its implementations read the same."""
+    reads = {_domains(impl)[0] for impl in item.costs}
+    return ("reads", item.name) if len(reads) > 1 else reads.pop()
 
 
-def _output(item: Item) -> Any:
-    """Return the variable for the outputs of a unit: a node of the cut graph, or True or False without a choice."""
+def _output(item: Item) -> Node:
+    """Return the variable for the outputs of a unit: that of its inputs, one of its own, or a constant."""
     pairs = {_domains(impl) for impl in item.costs}
-    if len({written for _, written in pairs}) == 1:
-        return bool(next(iter(pairs))[1])
+    writes = {written for _, written in pairs}
+    if len(writes) == 1:
+        return writes.pop()
     return ("reads", item.name) if all(read == written for read, written in pairs) else ("writes", item.name)
 
 
-def _least(item: Item, domains: tuple[int, int]) -> float:
+def _least(item: Item, reads: Node, writes: Node) -> float:
     """Return the least cost of an implementation with these domains; infinite without one."""
-    return min((cost for impl, cost in item.costs.items() if _domains(impl) == domains), default=math.inf)
+    return min((cost for impl, cost in item.costs.items() if _domains(impl) == (reads, writes)), default=math.inf)
 
 
 def _add_item(graph: _Cut, item: Item) -> None:
     """Add the cost of a unit: c00 + (c10 - c00) reads + (c11 - c10) writes, where writes implies reads."""
     reads, writes = _input(item), _output(item)
-    float_, mixed, u8 = (_least(item, domains) for domains in ((0, 0), (1, 0), (1, 1)))
-    if isinstance(writes, tuple) and writes != reads:
-        if isinstance(reads, tuple):
+    float_, mixed, u8 = _least(item, SINK, SINK), _least(item, SOURCE, SINK), _least(item, SOURCE, SOURCE)
+    if writes not in (reads, SOURCE, SINK):
+        if reads not in (SOURCE, SINK):
             _add_unary(graph, reads, mixed - float_)
             graph.add(writes, reads, math.inf)
         _add_unary(graph, writes, u8 - mixed)
-    elif isinstance(reads, tuple):
+    elif reads not in (SOURCE, SINK):
         _add_unary(graph, reads, (u8 if writes == reads else mixed) - float_)
 
 
-def _add_unary(graph: _Cut, variable: Any, extra: float) -> None:
+def _add_unary(graph: _Cut, variable: Node, extra: float) -> None:
     """Add the extra cost of the value 1 over the value 0."""
     if extra > 0:
         graph.add(variable, SINK, extra)
@@ -171,18 +175,15 @@ def _add_unary(graph: _Cut, variable: Any, extra: float) -> None:
         graph.add(SOURCE, variable, -extra)
 
 
-def _add_tensor(graph: _Cut, problem: Problem, tensor: str, written: Any, readers: list[Any]) -> None:
-    """Add the cost of the conversions of a tensor; the reader None is the output of the model, in float."""
-    writer: Any = {None: SINK, False: SINK, True: SOURCE}.get(written, written)  # a constant is an end of the cut
-    u8_readers = [
-        SOURCE if reader is True else reader for reader in readers if isinstance(reader, tuple) or reader is True
-    ]
+def _add_tensor(graph: _Cut, problem: Problem, tensor: str, writer: Node, readers: Sequence[Node]) -> None:
+    """Add the cost of the conversions of a tensor."""
+    u8_readers = [reader for reader in readers if reader != SINK]
     if u8_readers and writer != SOURCE:
         quantized = ("quantized", tensor)
         graph.add(quantized, writer, problem.quantize[tensor])
         for reader in u8_readers:
             graph.add(reader, quantized, math.inf)
-    float_readers = [SINK if not isinstance(reader, tuple) else reader for reader in readers if reader is not True]
+    float_readers = [reader for reader in readers if reader != SOURCE]
     if float_readers and writer != SINK:
         only_u8 = ("integers alone", tensor)
         graph.add(writer, only_u8, problem.dequantize[tensor])
@@ -190,8 +191,8 @@ def _add_tensor(graph: _Cut, problem: Problem, tensor: str, written: Any, reader
             graph.add(only_u8, reader, math.inf)
 
 
-def _read_off(item: Item, ones: set[Any]) -> Impl:
+def _read_off(item: Item, ones: set[Node]) -> Impl:
     """Return the cheapest implementation with the domains that the cut gives a unit."""
-    reads, writes = (value if isinstance(value, bool) else value in ones for value in (_input(item), _output(item)))
-    fitting = {impl: cost for impl, cost in item.costs.items() if _domains(impl) == (int(reads), int(writes))}
+    domains = tuple(SOURCE if variable in ones else SINK for variable in (_input(item), _output(item)))
+    fitting = {impl: cost for impl, cost in item.costs.items() if _domains(impl) == domains}
     return min(fitting, key=fitting.__getitem__)

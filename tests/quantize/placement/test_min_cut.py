@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from requant.quantize.placement.min_cut import Item, Problem, _domains, cheapest, weighted_sum
+from requant.quantize.placement.min_cut import Item, Problem, cheapest, weighted_sum
 from requant.transforms.int8.plan import Impl
 
 FORMS = (
@@ -29,13 +29,13 @@ QUARTERS = st.integers(0, 80).map(lambda n: n / 4)  # sums of which are exact
 
 def total(problem: Problem, chosen: Mapping[str, Impl]) -> float:
     """Return the cost of a placement, in microseconds."""
-    written = {t: _domains(chosen[item.name])[1] for item in problem.items for t in item.outputs}
+    written = {t: chosen[item.name].writes_u8 for item in problem.items for t in item.outputs}
     read: dict[str, set[int]] = defaultdict(set)
     for tensor in problem.model_outputs:
         read[tensor].add(0)
     for item in problem.items:
         for tensor in item.inputs:
-            read[tensor].add(_domains(chosen[item.name])[0])
+            read[tensor].add(chosen[item.name].reads_u8)
     cost = math.fsum(item.costs[chosen[item.name]] for item in problem.items)
     for tensor, domains in read.items():
         if written.get(tensor, 0) and 0 in domains:
