@@ -25,9 +25,10 @@ from requant.quantize.job import Evidence
 from requant.quantize.runtime.profile import executed
 from requant.quantize.steps import deliver
 from requant.transforms.int8.qparams import Scheme
-from requant.transforms.int8.saturation import PAIR_LIMIT, pair_peak
+from requant.transforms.int8.saturation import PAIR_LIMIT
 
 from .native import needs_library
+from .pairs import pair_peak
 
 Feed = Mapping[str, Array]
 PADS = "<pads = [1, 1, 1, 1]>"

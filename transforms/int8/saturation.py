@@ -39,25 +39,6 @@ PAIR_LIMIT = 128
 """The largest ``|w0 + w1|`` of a pair of weights that cannot saturate for any uint8 activations."""
 
 
-def pair_peak(stored: Array, channel_axis: int, *, group: int = 1) -> Array:
-    """Return the largest ``|w0 + w1|`` over the pairs of each output channel, int32 (C,).
-
-    Depthwise convolutions and uint8 weights have no pairs; their result is zero.
-
-    Args:
-        stored: int8 weights: (..., K, N) with `channel_axis` -1; (N, K) with `channel_axis` 0; or the weights of a
-            convolution, (M, C/g, *kernel), with `channel_axis` 0.
-        channel_axis: The axis of the output channels, also for a per-tensor scale.
-        group: The number of groups of a convolution.
-    """
-    peak = np.zeros(stored.shape[channel_axis], np.int32)
-    if _paired(stored, channel_axis, group) and stored.dtype == np.int8:
-        for channels, first, second in _pairs(stored, channel_axis):
-            sums = np.abs(first.astype(np.int16) + second).max(axis=0, initial=0)
-            peak[channels] = np.maximum(peak[channels], sums)
-    return peak
-
-
 def prevent_saturation(params: QParams, weights: Array, channel_axis: int, *, group: int = 1) -> QParams:
     """Return `params` with higher scales for the channels whose sums can saturate, so that no sum saturates.
 
@@ -66,7 +47,8 @@ def prevent_saturation(params: QParams, weights: Array, channel_axis: int, *, gr
 
     Args:
         params: Scales per tensor or along `channel_axis`, zero point 0. The scales of uint8 weights are not changed.
-        weights: The float weights, in a layout of `pair_peak`.
+        weights: The float weights: (..., K, N) with `channel_axis` -1; (N, K) with `channel_axis` 0; or those of a
+            convolution, (M, C/g, *kernel), with `channel_axis` 0.
         channel_axis: The axis of the output channels.
         group: The number of groups of a convolution.
     """
@@ -95,7 +77,7 @@ def pair_partners(weights: Array, channel_axis: int, *, group: int = 1) -> Array
     """Return, for each of the K weights of an output channel, the weight with which the kernel adds it; -1 without one.
 
     Args:
-        weights: Weights in a layout of `pair_peak`.
+        weights: Weights in a layout of `prevent_saturation`.
         channel_axis: The axis of the output channels.
         group: The number of groups of a convolution.
 

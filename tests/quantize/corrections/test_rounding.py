@@ -32,8 +32,10 @@ from requant.quantize.corrections.rounding import (
 )
 from requant.transforms.int8.plan import Unit
 from requant.transforms.int8.qparams import QParams, Scheme, asymmetric_u8, quantize
-from requant.transforms.int8.saturation import PAIR_LIMIT, pair_peak, prevent_saturation
+from requant.transforms.int8.saturation import PAIR_LIMIT, prevent_saturation
 from requant.transforms.int8.weights import FloatWeights
+
+from ...pairs import pair_peak
 
 EPS = float(np.finfo(np.float32).eps)
 ZEROS = {"s8": np.asarray(0, np.int8), "u8": np.asarray(128, np.uint8)}

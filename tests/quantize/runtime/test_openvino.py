@@ -39,7 +39,9 @@ from requant.quantize.runtime.runtimes import STOCK, runtime_named
 from requant.transforms.int8.plan import Unit
 from requant.transforms.int8.qparams import quantize as rounded
 from requant.transforms.int8.qparams import symmetric_s8
-from requant.transforms.int8.saturation import PAIR_LIMIT, even_channels, pair_peak, prevent_saturation
+from requant.transforms.int8.saturation import PAIR_LIMIT, even_channels, prevent_saturation
+
+from ...pairs import pair_peak
 
 pytest.importorskip("openvino")
 DIGITS = Path(__file__).parents[3] / "sample_models"
