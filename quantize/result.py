@@ -67,6 +67,19 @@ class Given:
     own: Accuracy
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An INT8 model that was not written.
+
+    Attributes:
+        accuracy: Float against it.
+        latencies: Float against it at each batch size; at least one.
+    """
+
+    accuracy: Accuracy
+    latencies: tuple[Latency, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The model that `quantize_model` wrote, with all measurements.
@@ -90,8 +103,7 @@ class Result:
         pipeline: The transforms in order, in canonical form, and ``insert_qdq``, which applies the plan.
         notes: Deviations from the request or the plan, a sentence each.
         why_not: Why the output is not the requested INT8 model; empty otherwise.
-        rejected: Accuracy of the rejected INT8 model, if any, and its latency at the first batch size.
-        rejected_latencies: Latency of the rejected INT8 model at each batch size; empty without one.
+        rejected: The `accuracy` and the `latencies` of the INT8 model that was not written; None without one.
         findings: Warnings and notes about the calibration data, warnings first.
         placement: How the plan was chosen.
         search: The models that a search has tried; None without a search.
@@ -125,8 +137,7 @@ class Result:
     pipeline: str
     notes: tuple[str, ...] = ()
     why_not: str = ""
-    rejected: tuple[Accuracy, Latency] | None = None
-    rejected_latencies: tuple[Latency, ...] = ()
+    rejected: Rejected | None = None
     findings: tuple[Finding, ...] = ()
     placement: Placement = field(default_factory=Placement)
     search: Frontier | None = None
@@ -238,6 +249,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON values; an infinite SQNR is null. One batch size has no ``latencies``."""
+        rejected = self.rejected
         return {
             "output": self.output,
             "format": self.format,
@@ -253,9 +265,7 @@ class Result:
                 {"name": n.name, "operator": n.operator, "reason": n.reason, "us": n.us} for n in self.float_nodes
             ],
             "relieved_channels": dict(self.relieved),
-            **accuracy_json(self.accuracy, held_out=self.held_out),
-            "latency": self.latency and latency_json(self.latency),
-            **_latencies_json(self.latencies),
+            **_measured_json(self.accuracy, self.latencies, held_out=self.held_out),
             "size": {"float_bytes": self.float_bytes, "int8_bytes": self.int8_bytes},
             "samples": self.samples,
             "calibration": self.calibration,
@@ -274,7 +284,7 @@ class Result:
             "runtimes": {name: asdict(timed) for name, timed in self.runtimes.items()},
             "promise": self.promise and self.promise.to_json(),
             "search": self.search and self.search.to_json(),
-            "rejected": _rejected_json(self),
+            "rejected": rejected and _measured_json(rejected.accuracy, rejected.latencies, held_out=self.held_out),
             "given": self.given and {"output": accuracy_json(self.given.output), "own": accuracy_json(self.given.own)},
         }
 
@@ -366,8 +376,8 @@ def _rejected(result: Result) -> Iterator[Row]:
     """Yield the accuracy and the latency of the INT8 model that was not written."""
     if result.rejected is None:
         return
-    rows = list(accuracy_rows(result.rejected[0], result.measured_on, held_out=result.held_out))
-    rows += (row for timed in result.rejected_latencies for row in latency_rows(timed, result.simple))
+    rows = list(accuracy_rows(result.rejected.accuracy, result.measured_on, held_out=result.held_out))
+    rows += (row for timed in result.rejected.latencies for row in latency_rows(timed, result.simple))
     yield from ((f"rejected {name}" if name else "", value) for name, value in rows)
 
 
@@ -407,21 +417,11 @@ def _effort(result: Result) -> Iterator[Row]:
     yield "effort", f"{result.effort}{done}; {sum(result.seconds.values()):.0f} s{most}"
 
 
-def _latencies_json(latencies: Sequence[Latency]) -> dict[str, Any]:
-    """Return the latency at each batch size as plain JSON values; nothing for one size."""
-    return {"latencies": [latency_json(each) for each in latencies]} if len(latencies) > 1 else {}
-
-
-def _rejected_json(result: Result) -> dict[str, Any] | None:
-    """Return the INT8 model that was not written as plain JSON values; None without one."""
-    if result.rejected is None:
-        return None
-    accuracy, latency = result.rejected
-    return {
-        **accuracy_json(accuracy, held_out=result.held_out),
-        "latency": latency_json(latency),
-        **_latencies_json(result.rejected_latencies),
-    }
+def _measured_json(accuracy: Accuracy, latencies: Sequence[Latency], *, held_out: bool) -> dict[str, Any]:
+    """Return what was measured of a model as plain JSON values: the first latency, and all if there are several."""
+    found = [latency_json(each) for each in latencies]
+    all_sizes = {"latencies": found} if len(found) > 1 else {}
+    return {**accuracy_json(accuracy, held_out=held_out), "latency": found[0] if found else None, **all_sizes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,8 +130,8 @@ def headline_of(result: Result, threads: int) -> Headline:
         predicted_ms=None if result.predicted_ms is None else finite(result.predicted_ms),
         effort=result.effort,
         corrections=result.corrections,
-        rejected_sqnr_db=None if rejected is None else finite(rejected[0].worst_sqnr_db),
-        rejected_speedup=None if rejected is None else rejected[1].speedup,
+        rejected_sqnr_db=None if rejected is None else finite(rejected.accuracy.worst_sqnr_db),
+        rejected_speedup=None if rejected is None else rejected.latencies[0].speedup,
     )
 
 

@@ -23,7 +23,7 @@ from ..options.efforts import EFFORTS
 from ..placement.measuring import least_kernels, settled
 from ..placement.plan_file import plan_path, save_plan
 from ..placement.reasons import NO_RANGES, NOT_WRITTEN
-from ..result import Result
+from ..result import Rejected, Result
 from ..runtime.profile import KernelRun, Profile
 from ..runtime.progress import INSPECT, expect
 from ..runtime.timing import Latency
@@ -146,16 +146,12 @@ def _with_ruinous_tensors_in_float(job: Job, ranges: TensorRanges, trial: Trial)
 
 def _keep_float(job: Job, ranges: TensorRanges, trial: Trial, output: str | os.PathLike[str], reason: WhyNot) -> Run:
     """Write a float model instead of the INT8 model, with the reason as `Result.why_not`."""
-    untried = not trial.candidate.plan.has_int8  # the judged and timed model is the float model
     chosen = _best_float(job.unscaled or job, trial, str(reason))
     run = _finish(chosen.job, ranges, chosen.trial, output, chosen.written)
     told = f"{chosen.reason}: the output is {chosen.what}"
-    if untried:
+    if not trial.latencies or not trial.candidate.plan.has_int8:  # it was not timed, or is the float model itself
         return replace(run, result=replace(run.result, why_not=told))
-    measured = None if trial.latency is None else (trial.accuracy, trial.latency)
-    result = replace(run.result, why_not=told, rejected=measured, rejected_latencies=trial.latencies)
-    if measured is None:
-        return replace(run, result=result)
+    result = replace(run.result, why_not=told, rejected=Rejected(trial.accuracy, trial.latencies))
     return replace(run, result=result, rejected=trial, cause=reason.cause)
 
 

@@ -438,7 +438,7 @@ def test_where_int8_loses_the_simplified_float_model_comes_out(
     assert {node.name for node in result.float_nodes} == {"first", "last"}
     assert all("0.50x" in node.reason for node in result.float_nodes)
     assert result.rejected is not None
-    assert result.rejected[0].worst_sqnr_db < 100 < result.accuracy.worst_sqnr_db
+    assert result.rejected.accuracy.worst_sqnr_db < 100 < result.accuracy.worst_sqnr_db
     assert "insert_qdq" not in result.pipeline
     json.dumps(result.to_json(), allow_nan=False)
     (feed,) = feeds(1, x=(1, 64))

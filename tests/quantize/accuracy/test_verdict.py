@@ -21,7 +21,7 @@ from requant.quantize.accuracy.promise import promise
 from requant.quantize.accuracy.verdict import WEIGHTS, latency_rows
 from requant.quantize.job import Placement, Served
 from requant.quantize.placement.batches import NATIVE
-from requant.quantize.result import Given, NativeUse
+from requant.quantize.result import Given, NativeUse, Rejected
 from requant.quantize.runtime.timing import Regime, latency_json
 from requant.transforms.int8.reasons import IN_BLOCKS
 
@@ -236,7 +236,7 @@ def test_samples_that_gave_the_ranges_claim_no_interval(judge: Accuracy, labelle
     """Their loss is less than that of other data."""
     accuracy = replace(judge, labelled=labelled)
     made = [
-        replace(RESULT, rejected=(accuracy, FAST), **with_accuracy(accuracy, held_out=held_out))
+        replace(RESULT, rejected=Rejected(accuracy, (FAST,)), **with_accuracy(accuracy, held_out=held_out))
         for held_out in (False, True)
     ]
     fitted, held = (each.rows() for each in made)
@@ -253,12 +253,11 @@ def test_samples_that_gave_the_ranges_claim_no_interval(judge: Accuracy, labelle
 
 
 def test_a_float_output_is_not_called_qdq() -> None:
-    rejected = (CLASSES, FAST)
+    rejected = Rejected(CLASSES, (FAST,))
     reason = "int8 gains too little"
     nodes = tuple(FloatNode(f"n{index}", "Conv", "any words", whole=True) for index in range(3))
     result = replace(
         RESULT, why_not=f"{reason}: the output", int8_nodes=0, float_nodes=nodes, rejected=rejected,
-        rejected_latencies=(FAST,),
     )  # fmt: skip
     rows = dict(result.rows())
     assert rows["output"] == "out.onnx (float)"
