@@ -15,7 +15,7 @@ from ...transforms.graphs.queries import constant, made_by, nodes_by_name
 from ...transforms.int8.block_weights import Blocked
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.packed_conv import packing_of
-from ...transforms.int8.plan import Impl, Unit
+from ...transforms.int8.plan import Unit
 from ...transforms.int8.qparams import BlockForm, QParams, dequantize, quantize
 from ...transforms.int8.weights import Adjustment, FloatWeights, WeightWriter, bias_of_product, turned
 from ...transforms.int8.writer import Writer
@@ -187,7 +187,7 @@ def walk_layers(
     candidate: Candidate,
     feeds: Sequence[Mapping[str, Array]],
     correct: Callable[[Layer], tuple[Adjustment, list[Array]]],
-    correct_blocks: Callable[[BlockLayer], tuple[Adjustment, list[Array]]] | None = None,
+    correct_blocks: Callable[[BlockLayer], tuple[Adjustment, list[Array]]],
 ) -> Iterator[tuple[str, Adjustment]]:
     """Yield the name and the adjustment of each unit with weights that reads uint8, or has its weights in blocks.
 
@@ -198,13 +198,13 @@ def walk_layers(
         candidate: Its INT8 model.
         feeds: One feed per sample. Memory holds the tensors that later units still read.
         correct: Returns the adjustment of a layer, and the layer's results with it.
-        correct_blocks: The same for a layer with weights in blocks; without it these layers are not visited.
+        correct_blocks: The same for a layer with weights in blocks.
 
     Raises:
         RequantError: The runtime rejects a piece of the models.
     """
     plan = candidate.plan
-    visits = _visits(job, candidate, blocks=correct_blocks is not None)
+    visits = _visits(job, candidate)
     floats, integers = _streams(job, candidate, feeds, visits)
     scales = with_common_scales(job, plan, candidate.qparams, {})
     writer = WeightWriter(
@@ -223,7 +223,7 @@ def walk_layers(
         before, after = [*floats.take(visit.float_input)], integers.take(visit.int8_input)
         if not _are_alike(before, after):
             return
-        if correct_blocks is not None and plan.impl(visit.unit).in_blocks:
+        if plan.impl(visit.unit).in_blocks:
             layer_in_blocks = _block_layer(visit, job.scheme.blocks, before, after, product)
             del before, after
             adjustment, float_results, int8_results = _corrected(layer_in_blocks, correct_blocks)
@@ -297,11 +297,10 @@ class _Visit:
         return _Visit(unit, node, int8_node, float_input, int8_input)
 
 
-def _visits(job: Job, candidate: Candidate, *, blocks: bool) -> list[_Visit]:
-    """Return the units to visit, in the order of the plan; with `blocks` also those with weights in blocks."""
+def _visits(job: Job, candidate: Candidate) -> list[_Visit]:
+    """Return the units to visit, in the order of the plan."""
     plan, float_nodes, int8_nodes = candidate.plan, nodes_by_name(job.simple), nodes_by_name(candidate.model)
-    forms = [impl for impl in Impl if impl.reads_u8 or (impl.in_blocks and blocks)]
-    chosen = [unit for unit in plan.units if plan.impl(unit) in forms]
+    chosen = [unit for unit in plan.units if plan.impl(unit).reads_u8 or plan.impl(unit).in_blocks]
     units = [unit for unit in chosen if _is_walked(job, unit, float_nodes, int8_nodes)]
     return [_Visit.of(unit, float_nodes, int8_nodes) for unit in units]
 

@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ...calibration.model.session import Array
-from ...transforms.graphs.queries import constant
 from .chains import Chain, spread, table_of
 from .curves import steps_of
+from .site import parameters_of
 
 ALIKE = 0.99  # of the steepest rise: smaller rises are where the function is clipped
 MARGIN = 1e-4  # steps between a line and where it would be rounded to another integer
@@ -50,9 +50,7 @@ def bent_lines_of(model: ir.Model, chain: Chain) -> BentLines | None:
     The lines meet at the zero point, where the slope of a PRelu changes. The slopes are those of the function in float.
     The level is the middle of all levels that give the table.
     """
-    zero = constant(chain.nodes[0].inputs[2])
-    assert zero is not None  # the root is uint8
-    bend, table = int(zero.numpy().item()), table_of(model, chain)
+    bend, table = parameters_of(chain.nodes[0]).zero_point.item(), table_of(model, chain)
     steps = steps_of(model, chain, spread(np.arange(ALL + 1), chain)).reshape(ALL + 1, chain.channels).T
     least, most = int(table.min()), int(table.max())
     slopes = np.stack([_slope(steps[:, : bend + 1]), _slope(steps[:, bend:])])

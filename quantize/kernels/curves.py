@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ...calibration.model.session import Array
 from ...transforms.graphs.queries import constant
 from .chains import Chain, exact_values
+from .site import operands, parameters_of
 
 SEGMENTS = 64
 """The number of segments; ``kSegments`` in the sources."""
@@ -57,10 +58,10 @@ def curve_of(model: ir.Model, chain: Chain) -> Curve | None:
     if chain.channels > 1:
         return None
     first = chain.nodes[0]
-    scale, zero = (constant(value) for value in [*first.inputs, None, None][1:3])
-    if scale is None or zero is None or any(node.op_type.startswith("QLinear") for node in chain.nodes):
+    if None in map(constant, operands(first)[1:]) or any(node.op_type.startswith("QLinear") for node in chain.nodes):
         return None
-    step, origin = float(scale.numpy().item()), float(zero.numpy().item())
+    params = parameters_of(first)
+    step, origin = params.scale.item(), float(params.zero_point)
     low, high = -origin * step, (255 - origin) * step
     every = np.linspace(low, high, SEGMENTS * SAMPLES)
     grid = _grid(low, high, bends(every, _steps(model, chain, every)))
@@ -96,20 +97,15 @@ def _lines(wanted: Array, inside: Array) -> Array:
 
 def steps_of(model: ir.Model, chain: Chain, integers: Array) -> Array:
     """Return the function of integers of the root, in steps of the result; float64, of their shape."""
-    scale, zero = (constant(value) for value in chain.nodes[0].inputs[1:3])
-    assert scale is not None
-    assert zero is not None
-    return _steps(model, chain, (integers - float(zero.numpy().item())) * float(scale.numpy().item()))
+    params = parameters_of(chain.nodes[0])
+    return _steps(model, chain, (integers - float(params.zero_point)) * params.scale.item())
 
 
 def _steps(model: ir.Model, chain: Chain, values: Array) -> Array:
     """Return the function of values in steps of the result, float64; the runtime computes it in float32."""
-    last = chain.nodes[-1]
-    scale, zero = (constant(value) for value in last.inputs[1:3])
-    assert scale is not None
-    assert zero is not None
+    params = parameters_of(chain.nodes[-1])
     found: Array = exact_values(model, chain, values.astype(np.float32)).astype(np.float64)
-    return found / float(scale.numpy().item()) + float(zero.numpy().item())
+    return found / float(params.scale) + float(params.zero_point)
 
 
 def bends(values: Array, results: Array) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import onnx_ir as ir
@@ -14,6 +14,8 @@ from ...transforms.int8.existing import is_finished
 from ...transforms.int8.plan import Impl
 from ...transforms.int8.qparams import BlockForm
 from ...transforms.quantize_caches import cache_nodes
+from ..options.options import Options
+from ..options.policy import Policy
 from ..options.selection import Selection
 from .divisors import divisors_of
 
@@ -99,4 +101,19 @@ def facts_of(
         signed=activation == "s8",
         finished=is_finished(model),
         caches=frozenset(map(node_name, cache_nodes(model.graph))),
+    )
+
+
+def asked_facts(
+    model: ir.Model, selection: Selection, types: Mapping[str, str], options: Options, policy: Policy
+) -> Facts:
+    """Return the input of the rules for a simplified model and the user's options, before anything is observed."""
+    return replace(
+        facts_of(model, selection, types, options.scheme.activation),
+        zero_points=policy.zero_points,
+        portable=policy.portable,
+        native=policy.native,
+        attention=policy.attention,
+        exact=options.kernels == "exact",
+        blocks=options.scheme.blocks,
     )

@@ -36,7 +36,7 @@ from ..kernels.wrap import drop_inner_rounding, wrap_units
 from ..model.files import message_of
 from ..model.metadata import describe_origin
 from ..options.efforts import ADJUSTING
-from ..placement.facts import Facts, facts_of
+from ..placement.facts import Facts, asked_facts
 from ..placement.joined_convs import sums_of, with_common_scales
 from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
@@ -56,16 +56,10 @@ def scale_channels(job: Job) -> Job:
 def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[Facts, Plan, Write]:
     """Return the facts for placement, the plan by rules, and a function that applies a plan."""
     facts = replace(
-        facts_of(job.simple, job.selection, job.types, job.scheme.activation),
+        asked_facts(job.simple, job.selection, job.types, job.options, job.policy),
         static=job.static,
         ranges=ranges.ranges,
         kept_float={**ranges.without, **evidence.kept_float},
-        zero_points=job.policy.zero_points,
-        portable=job.policy.portable,
-        native=job.policy.native,
-        attention=job.policy.attention,
-        exact=job.options.kernels == "exact",
-        blocks=job.scheme.blocks,
         noise_of=evidence.noise_of,
         harmed_by=evidence.harmed_by,
         noise_of_weights=evidence.noise_of_weights,

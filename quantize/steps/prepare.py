@@ -35,7 +35,7 @@ from ..options.options import Options
 from ..options.policy import Policy
 from ..options.selection import Selection
 from ..placement.costs import read as read_costs
-from ..placement.facts import Facts, facts_of
+from ..placement.facts import asked_facts
 from ..placement.forms import native_plan, plan_to_calibrate
 from ..placement.plan_file import operators_in, read_plan, unnamed
 from ..placement.rules import choose, choose_by
@@ -129,7 +129,7 @@ def as_given(job: Job, *, simplified: bool = True) -> Job:
     sort_by_execution_order(original)
     little = None if simplified else LITTLE
     plain = make_plain(job.path, original, job.folder, job.progress, portable=job.policy.portable, only=little)
-    facts = _facts(plain.model, job.selection, job.types, job.options, job.policy)
+    facts = asked_facts(plain.model, job.selection, job.types, job.options, job.policy)
     return replace(
         job,
         simple=plain.model,
@@ -218,19 +218,6 @@ def _has_native(options: Options) -> bool:
     return isinstance(found, Kernels)
 
 
-def _facts(model: ir.Model, selection: Selection, types: Mapping[str, str], options: Options, policy: Policy) -> Facts:
-    """Return the input of the rules for a simplified model and the user's options."""
-    return replace(
-        facts_of(model, selection, types, options.scheme.activation),
-        zero_points=policy.zero_points,
-        portable=policy.portable,
-        native=policy.native,
-        attention=policy.attention,
-        exact=options.kernels == "exact",
-        blocks=options.scheme.blocks,
-    )
-
-
 def _named(original: ir.Model, plain: Plain, selection: Selection) -> tuple[Mapping[str, str], Selection]:
     """Return the types of the original operators, and the selection, by the names in the simplified model too."""
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
@@ -262,7 +249,7 @@ def _plan(model: ir.Model, selection: Selection, types: Mapping[str, str], reque
         RequantError: The costs are refused, or the plan file does not fit the model.
     """
     options, policy = request.options, request.policy
-    facts = replace(_facts(model, selection, types, options, policy), static=request.static)
+    facts = replace(asked_facts(model, selection, types, options, policy), static=request.static)
     _check_origin_of_costs(policy, options.threads, request.runtime)
     plan = choose_by(facts, model)
     if policy.plan is not None:

@@ -22,7 +22,7 @@ from requant.cli import main
 from requant.quantize import Options, Selection, Strategy, compare_models, quantize_model
 from requant.quantize.corrections.adjust import find_adjustments
 from requant.quantize.corrections.bias import correct_bias, mean_error
-from requant.quantize.corrections.layer_by_layer import Layer, channel_means, walk_layers
+from requant.quantize.corrections.layer_by_layer import BlockLayer, Layer, channel_means, walk_layers
 from requant.quantize.job import Evidence, Job
 from requant.quantize.model.files import serialize
 from requant.quantize.options.efforts import CORRECTIONS, EFFORTS, chosen
@@ -148,7 +148,10 @@ def test_channel_means_agree_after_correction(model: Path, samples: int) -> None
         steps[step.unit.name] = step
         return correct_bias(step)
 
-    found = dict(walk_layers(job, candidate, feeds(samples), correct))
+    def no_blocks(step: BlockLayer) -> tuple[Adjustment, list[Array]]:
+        raise AssertionError(step)
+
+    found = dict(walk_layers(job, candidate, feeds(samples), correct, no_blocks))
     corrected = job.simple.clone()
     insert_qdq(corrected, plan=plan, qparams=candidate.qparams, adjusted=found, scheme=job.scheme)
     names = {name: next(n for n in corrected.graph if n.name == name).outputs[0] for name in steps}

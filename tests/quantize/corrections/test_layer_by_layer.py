@@ -21,7 +21,7 @@ from requant.quantize import Options, quantize_model
 from requant.quantize.corrections import layer_by_layer as walking
 from requant.quantize.corrections.adjust import find_adjustments
 from requant.quantize.corrections.bias import correct_bias
-from requant.quantize.corrections.layer_by_layer import Layer, walk_layers
+from requant.quantize.corrections.layer_by_layer import BlockLayer, Layer, walk_layers
 from requant.quantize.corrections.stream import Stream
 from requant.quantize.job import Candidate, Job
 from requant.quantize.model.files import serialize
@@ -213,6 +213,11 @@ def distort(step: Layer) -> tuple[Adjustment, list[Array]]:
     return Adjustment(shift, stored), [step.product(x, weights, whole) for x in step.int8_inputs]
 
 
+def no_blocks(layer: BlockLayer) -> tuple[Adjustment, list[Array]]:
+    """Refuse a layer with weights in blocks: none of the models has one."""
+    raise AssertionError(layer)
+
+
 def walked(
     job: Job, candidate: Candidate, data: Feeds, correct: Callable[[Layer], tuple[Adjustment, list[Array]]]
 ) -> tuple[dict[str, Layer], dict[str, Adjustment]]:
@@ -222,7 +227,7 @@ def walked(
         steps[step.unit.name] = step
         return correct(step)
 
-    return steps, dict(walk_layers(job, candidate, data, noted))
+    return steps, dict(walk_layers(job, candidate, data, noted, no_blocks))
 
 
 def read_by(step: Layer, model: ir.Model) -> str:
@@ -277,7 +282,7 @@ def test_what_only_one_step_reads_is_gone_at_the_next(
         return correct_bias(step)
 
     monkeypatch.setattr(Stream, "take", taken)
-    assert len(dict(walk_layers(job, candidate, feeds(case), noted))) == len(case.walked.split())
+    assert len(dict(walk_layers(job, candidate, feeds(case), noted, no_blocks))) == len(case.walked.split())
     assert before
 
 
