@@ -75,33 +75,33 @@ def prepare(
     request = _Request.of(options, judged=data is not None)
     original, identity = _load(path, request, folder, progress)
     reference = open_reference(Path(path), original, folder, data, options, request.runtime)
-    plain = make_plain(
+    simple = simplify_model(
         path, original, folder, progress, portable=request.policy.portable, to_restore=request.to_restore
     )
-    request.supply.check(original, plain.model)
-    types, selection = _named(original, plain, options.selection)
-    plan = _plan(plain.model, selection, types, request)
-    weights = Weights.of(plain.model)
-    float_source = serialize(plain.model, folder)
+    request.supply.check(original, simple.model)
+    types, selection = _named(original, simple, options.selection)
+    plan = _plan(simple.model, selection, types, request)
+    weights = Weights.of(simple.model)
+    float_source = serialize(simple.model, folder)
     return Job(
         path=Path(path),
         identity=identity,
-        reference=float_source if plain.restored else reference.model,
-        opened=sessions_of(float_source, weights) if plain.restored else reference.opened,
+        reference=float_source if simple.restored else reference.model,
+        opened=sessions_of(float_source, weights) if simple.restored else reference.opened,
         timed=reference.timed,
         folder=folder,
-        simple=plain.model,
+        simple=simple.model,
         float_source=float_source,
         weights=weights,
         types=types,
         selection=selection,
         all_int8_plan=plan,
-        steps=tuple(plain.steps),
-        restored=plain.restored,
-        model_qparams=given_params(plain.model),
+        steps=tuple(simple.steps),
+        restored=simple.restored,
+        model_qparams=given_params(simple.model),
         no_saturation=request.no_saturation,
         policy=request.policy,
-        notes=_notes(plain, types, selection, reference, weights, request, plan),
+        notes=_notes(simple, types, selection, reference, weights, request, plan),
         supply=request.supply,
         source=reference.source,
         judged=request.judged,
@@ -128,17 +128,17 @@ def as_given(job: Job, *, simplified: bool = True) -> Job:
     original = load_model(job.path)
     sort_by_execution_order(original)
     little = None if simplified else LITTLE
-    plain = make_plain(job.path, original, job.folder, job.progress, portable=job.policy.portable, only=little)
-    facts = asked_facts(plain.model, job.selection, job.types, job.options, job.policy)
+    simple = simplify_model(job.path, original, job.folder, job.progress, portable=job.policy.portable, only=little)
+    facts = asked_facts(simple.model, job.selection, job.types, job.options, job.policy)
     return replace(
         job,
-        simple=plain.model,
-        float_source=serialize(plain.model, job.folder),
-        weights=Weights.of(plain.model),
-        all_int8_plan=choose_by(replace(facts, static=False), plain.model),
-        steps=tuple(plain.steps),
+        simple=simple.model,
+        float_source=serialize(simple.model, job.folder),
+        weights=Weights.of(simple.model),
+        all_int8_plan=choose_by(replace(facts, static=False), simple.model),
+        steps=tuple(simple.steps),
         restored={},
-        model_qparams=given_params(plain.model),
+        model_qparams=given_params(simple.model),
         notes=(*(note for note in job.notes if note not in job.restored.values()), *([AS_GIVEN] * simplified)),
     )
 
@@ -201,7 +201,7 @@ def _load(path: str | os.PathLike[str], request: _Request, folder: Path, progres
     with about(path):
         sort_by_execution_order(original)  # ONNX Runtime also runs models that are not sorted
     if not request.supply.is_of(identity):
-        simple = make_plain(path, original, folder, progress, to_restore=request.to_restore).model
+        simple = simplify_model(path, original, folder, progress, to_restore=request.to_restore).model
         raise request.supply.refuse(path, simple, choose(simple).quantized)
     return original, identity
 
@@ -218,13 +218,13 @@ def _has_native(options: Options) -> bool:
     return isinstance(found, Kernels)
 
 
-def _named(original: ir.Model, plain: Plain, selection: Selection) -> tuple[Mapping[str, str], Selection]:
+def _named(original: ir.Model, simple: Simplified, selection: Selection) -> tuple[Mapping[str, str], Selection]:
     """Return the types of the original operators, and the selection, by the names in the simplified model too."""
     types = {node_name(node): node.op_type for node in original.graph.all_nodes()}
-    types |= {new: types[old] for new, old in plain.renamed.items() if old in types}
+    types |= {new: types[old] for new, old in simple.renamed.items() if old in types}
     # a node of a function body may be renamed twice: it also has the names of its first name
-    twice = [(new, name) for new, old in plain.renamed.items() for inner, name in plain.origins if inner == old]
-    return types, selection.renamed([*plain.renamed.items(), *plain.origins, *twice])
+    twice = [(new, name) for new, old in simple.renamed.items() for inner, name in simple.origins if inner == old]
+    return types, selection.renamed([*simple.renamed.items(), *simple.origins, *twice])
 
 
 def _check_origin_of_costs(policy: Policy, threads: int, runtime: Runtime) -> None:
@@ -277,7 +277,7 @@ def _unmeasured(reference: Reference, *, judged: bool) -> list[str]:
 
 
 def _notes(
-    plain: Plain,
+    simple: Simplified,
     types: Mapping[str, str],
     selection: Selection,
     reference: Reference,
@@ -287,16 +287,16 @@ def _notes(
 ) -> tuple[str, ...]:
     """Return what the user should know of the models, the data and the request before any unit becomes int8."""
     source = reference.source
-    notes = [*plain.notes, *_folded(plain.model, selection, types), *_unmeasured(reference, judged=request.judged)]
-    notes += [*reference.notes, *state_notes(source, passed_on(plain.model))]
+    notes = [*simple.notes, *_folded(simple.model, selection, types), *_unmeasured(reference, judged=request.judged)]
+    notes += [*reference.notes, *state_notes(source, passed_on(simple.model))]
     notes += [] if request.policy.plan is None else unnamed(request.policy.plan, plan)
     notes += filter(None, [timing_note(weights)])
-    notes += request.supply.remarks(plain.model, request.options.scheme, plan.quantized)
+    notes += request.supply.remarks(simple.model, request.options.scheme, plan.quantized)
     return tuple(notes)
 
 
 @dataclass(frozen=True)
-class Plain:
+class Simplified:
     """A simplified model.
 
     Attributes:
@@ -320,7 +320,7 @@ class Plain:
         return {name: BECAME_FLOAT[name].format(count) for name, count in counts if count and name in BECAME_FLOAT}
 
 
-def make_plain(
+def simplify_model(
     path: str | os.PathLike[str],
     original: ir.Model,
     folder: Path,
@@ -329,7 +329,7 @@ def make_plain(
     portable: bool = False,
     to_restore: Selection | None = None,
     only: str | None = None,
-) -> Plain:
+) -> Simplified:
     """Simplify a model; all later steps use the names of its nodes and tensors.
 
     Args:
@@ -349,10 +349,10 @@ def make_plain(
         inline, _ = pipelines(portable=portable)
         inlined, origins = _inlined(original, progress, inline)
         dynamic = None if to_restore is None else _stay_dynamic(inlined.model, to_restore.renamed(origins))
-        _, plain = pipelines(portable=portable, dynamic=dynamic)
-        done, notes, renamed = _simplified_to_load(inlined.model, folder, progress, plain if only is None else only)
+        _, pipeline = pipelines(portable=portable, dynamic=dynamic)
+        done, notes, renamed = _simplified_to_load(inlined.model, folder, progress, only or pipeline)
     add_types(done.model, folder)
-    found = Plain(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
+    found = Simplified(done.model, notes, renamed, origins, (*inlined.applied, *done.applied))
     return replace(found, notes=(*notes, *found.restored.values()))
 
 
@@ -363,12 +363,11 @@ def _stay_dynamic(model: ir.Model, selection: Selection) -> list[str]:
 
 
 def _simplified_to_load(
-    original: ir.Model, folder: Path, progress: Progress, plain: Pipeline | str
+    original: ir.Model, folder: Path, progress: Progress, first: Pipeline | str
 ) -> tuple[PipelineResult, list[str], Mapping[str, str]]:
-    """Return a copy that the runtime loads, simplified by `plain`, notes, and the old names of renamed nodes."""
+    """Return a copy that the runtime loads, simplified by `first` or `LITTLE`, notes, and old names of nodes."""
     notes: list[str] = []
-    tried: tuple[Pipeline | str, ...] = (plain, LITTLE)
-    for pipeline in tried:
+    for pipeline in (first, LITTLE):
         done = simplify(original, progress, pipeline=pipeline)
         notes += [f"{result.step}: {result.error}" for result in done.applied if result.error]
         model = done.model

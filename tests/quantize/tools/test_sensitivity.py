@@ -38,7 +38,7 @@ from requant.quantize.sensitivity.integer_constants import integer_constants
 from requant.quantize.sensitivity.switch_graph import Switch
 from requant.quantize.sensitivity.switch_model import Powers, Switchboard, noises, switchboard
 from requant.quantize.sensitivity.verdicts import traits, unit_verdict
-from requant.quantize.steps.prepare import make_plain
+from requant.quantize.steps.prepare import simplify_model
 from requant.transforms.int8.insert_qdq import insert_qdq
 from requant.transforms.int8.plan import Choice, Impl, Plan
 from requant.transforms.int8.qparams import QParams, asymmetric_u8, dequantize, quantize, symmetric_s8
@@ -98,7 +98,7 @@ def samples(items: list[dict[str, Array]]) -> list[Sample]:
 
 def plain(path: Path) -> ir.Model:
     with staging() as folder:
-        return make_plain(path, load_model(path), folder, silent).model
+        return simplify_model(path, load_model(path), folder, silent).model
 
 
 def ranges(model: ir.Model, names: tuple[str, ...], items: list[Sample]) -> dict[str, tuple[float, float]]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from requant import UnknownNameError
 from requant.cli import main
 from requant.quantize.runtime.progress import silent
-from requant.quantize.steps.prepare import make_plain
+from requant.quantize.steps.prepare import simplify_model
 from requant.transforms import GROUPS, METADATA_KEY, PipelineError, TransformError, join, members, parse, parse_groups
 from requant.transforms.pipelines.groups import groups_of
 
@@ -61,8 +61,8 @@ def test_what_quantize_does_before_it_decides_anything() -> None:
 
 
 def test_quantize_runs_the_group(tmp_path: Path) -> None:
-    plain = make_plain(DIGITS, ir.load(DIGITS), tmp_path, silent)
-    assert plain.model.metadata_props[METADATA_KEY] == SIMPLIFY
+    simple = simplify_model(DIGITS, ir.load(DIGITS), tmp_path, silent)
+    assert simple.model.metadata_props[METADATA_KEY] == SIMPLIFY
 
 
 @pytest.mark.parametrize("group", ["freeze", "fuse", "quantize", "simplify"])
