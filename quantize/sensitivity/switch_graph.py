@@ -87,15 +87,15 @@ class Part:
         nodes: Its nodes.
         taps: The tensors that it reads in integers, each with its switch.
         arrays: Its dequantized constants by input index.
-        doubled: The switch of its constants; None without constants.
-        some: Whether any of its switches is on.
+        constants_wire: The switch of its constants; None without constants.
+        any_on: Whether any of its switches is on.
     """
 
     nodes: Sequence[ir.Node]
     taps: Sequence[tuple[Tap, ir.Value]]
     arrays: Mapping[int, Array]
-    doubled: ir.Value | None
-    some: ir.Value
+    constants_wire: ir.Value | None
+    any_on: ir.Value
 
     @property
     def encloses(self) -> bool:
@@ -168,7 +168,7 @@ def insert_tap(tap: Tap, wire: ir.Value, stem: str) -> None:
     value, producer = tap.now, tap.now.producer()
     owner = value.graph if tap.shown or not tap.uses else _home(tap)
     assert isinstance(owner, ir.Graph)  # functions are inlined
-    choose = _tapped(value, tap.params, wire, stem)
+    choose = _tap_switch(tap.params, value, wire, stem)
     result = choose.outputs[0]
     if owner is value.graph and producer is not None:
         owner.insert_after(producer, [choose])
@@ -183,9 +183,14 @@ def insert_tap(tap: Tap, wire: ir.Value, stem: str) -> None:
         result.name, value.name = value.name, f"{stem}_input"
 
 
-def _tapped(value: ir.Value, params: Rounding, wire: ir.Value, stem: str) -> ir.Node:
+def _tap_switch(params: Rounding, value: ir.Value, wire: ir.Value, stem: str) -> ir.Node:
     """Return an If whose output is a tensor through integers if `wire` is true, else the unchanged tensor."""
-    branches = {"then_branch": _passed(value, stem, params), "else_branch": _copied(value, stem)}
+    return _switch(value, _integer_body(value, stem, params), wire, stem)
+
+
+def _switch(value: ir.Value, then: ir.Graph, wire: ir.Value, stem: str) -> ir.Node:
+    """Return an If whose output is that of the body `then` if `wire` is true, else the unchanged tensor."""
+    branches = {"then_branch": then, "else_branch": _unchanged_body(value, stem)}
     choose = ir.node("If", [wire], branches, name=stem)
     result = choose.outputs[0]
     result.name, result.type, result.shape = f"{stem}_output", value.type, value.shape
@@ -208,16 +213,16 @@ def _after_wires(graph: ir.Graph, wire: ir.Value) -> ir.Node:
     return next(nodes) if first is split else first
 
 
-def _passed(value: ir.Value, stem: str, params: Rounding) -> ir.Graph:
+def _integer_body(value: ir.Value, stem: str, params: Rounding) -> ir.Graph:
     """Return a body whose output is a tensor through integers."""
     body = ir.Graph([], [], nodes=[], name=f"{stem}_then")
     if isinstance(params, BlockForm):
         columns = value.shape[-1] if value.shape else None
         if isinstance(columns, int) and columns % (size := params.within(columns).size) == 0:
-            return _finished(body, _in_blocks(body, value, stem, size), value, f"{stem}_passed")
+            return _close(body, _block_nodes(body, value, stem, size), value, f"{stem}_passed")
         params = None  # rounded as a whole, with at least the error of blocks
     if isinstance(params, Lookup):
-        return _finished(body, _looked_up(body, value, stem, params), value, f"{stem}_passed")
+        return _close(body, _lookup_nodes(body, value, stem, params), value, f"{stem}_passed")
     if params is None:
         q = ir.node("DynamicQuantizeLinear", [value], num_outputs=3, name=f"{stem}_q")
         parameters = list(q.outputs[1:])
@@ -228,13 +233,13 @@ def _passed(value: ir.Value, stem: str, params: Rounding) -> ir.Graph:
     for index, output in enumerate(q.outputs):
         output.name = f"{stem}_q_{index}"
     dq = ir.node("DequantizeLinear", [q.outputs[0], *parameters], name=f"{stem}_dq")
-    return _finished(body, [q, dq], value, f"{stem}_passed")
+    return _close(body, [q, dq], value, f"{stem}_passed")
 
 
-def _looked_up(body: ir.Graph, value: ir.Value, stem: str, lookup: Lookup) -> list[ir.Node]:
+def _lookup_nodes(body: ir.Graph, value: ir.Value, stem: str, lookup: Lookup) -> list[ir.Node]:
     """Return the nodes that round the result of a HardSigmoid as its lookup does."""
     nodes: list[ir.Node] = []
-    add, scale = partial(_added, nodes, stem), float(lookup.read.scale)
+    add, scale = partial(_append, nodes, stem), float(lookup.read.scale)
     floats = {"step": lookup.step, "scale": scale, "one": 1.0, "top": LEVELS * scale}
     known = {name: add_initializer(body, f"{stem}_{name}", np.asarray(x, np.float32)) for name, x in floats.items()}
     zero = add_initializer(body, f"{stem}_zero_point", lookup.read.zero_point)
@@ -244,10 +249,10 @@ def _looked_up(body: ir.Graph, value: ir.Value, stem: str, lookup: Lookup) -> li
     return nodes
 
 
-def _in_blocks(body: ir.Graph, value: ir.Value, stem: str, size: int) -> list[ir.Node]:
+def _block_nodes(body: ir.Graph, value: ir.Value, stem: str, size: int) -> list[ir.Node]:
     """Return the nodes that round each block of the last axis as a MatMulNBits does: to 127 steps of its peak."""
     nodes: list[ir.Node] = []
-    add = partial(_added, nodes, stem)
+    add = partial(_append, nodes, stem)
     shape = add_initializer(body, f"{stem}_shape", np.array([-1, 1, size]))
     steps, tiny = (
         add_initializer(body, f"{stem}_{name}", np.asarray(number, np.float32))
@@ -261,7 +266,7 @@ def _in_blocks(body: ir.Graph, value: ir.Value, stem: str, size: int) -> list[ir
     return nodes
 
 
-def _added(nodes: list[ir.Node], stem: str, op: str, *inputs: ir.Value, **attributes: list[int]) -> ir.Value:
+def _append(nodes: list[ir.Node], stem: str, op: str, *inputs: ir.Value, **attributes: list[int]) -> ir.Value:
     """Append a node to `nodes`, and return its result."""
     node = ir.node(op, inputs, attributes, name=f"{stem}_{len(nodes)}")
     node.outputs[0].name = f"{stem}_{len(nodes)}_output"
@@ -269,13 +274,13 @@ def _added(nodes: list[ir.Node], stem: str, op: str, *inputs: ir.Value, **attrib
     return node.outputs[0]
 
 
-def _copied(value: ir.Value, stem: str) -> ir.Graph:
+def _unchanged_body(value: ir.Value, stem: str) -> ir.Graph:
     """Return a body whose output is the unchanged tensor."""
     body = ir.Graph([], [], nodes=[], name=f"{stem}_else")
-    return _finished(body, [ir.node("Identity", [value], name=f"{stem}_same")], value, f"{stem}_copied")
+    return _close(body, [ir.node("Identity", [value], name=f"{stem}_same")], value, f"{stem}_copied")
 
 
-def _finished(body: ir.Graph, nodes: Sequence[ir.Node], like: ir.Value, name: str) -> ir.Graph:
+def _close(body: ir.Graph, nodes: Sequence[ir.Node], like: ir.Value, name: str) -> ir.Graph:
     """Add nodes to a body, and the result of the last one as its output."""
     body.extend(nodes)
     output = nodes[-1].outputs[0]
@@ -289,15 +294,15 @@ def insert_part(model: ir.Model, part: Part, stem: str) -> None:
     if not part.encloses:  # a Split or an LSTM: the switches come before it
         for index, (tap, wire) in enumerate(part.taps):
             insert_tap(tap, wire, f"{stem}_tap_{index}")
-        if part.doubled is not None:
-            _choose_constants(part.nodes[0], part.arrays, part.doubled, stem)
+        if part.constants_wire is not None:
+            _choose_constants(part.nodes[0], part.arrays, part.constants_wire, stem)
         return
     nodes, last = part.nodes, part.nodes[-1]
     branches = {
-        "then_branch": _switched(part, f"{stem}_then"),
-        "else_branch": _branch(nodes, {}, {}, f"{stem}_else"),
+        "then_branch": _switches_body(part, f"{stem}_then"),
+        "else_branch": _unit_body(nodes, {}, {}, f"{stem}_else"),
     }
-    choose = ir.node("If", [part.some], branches, name=stem)
+    choose = ir.node("If", [part.any_on], branches, name=stem)
     result, old, graph = choose.outputs[0], last.outputs[0], graph_of(last)
     result.type, result.shape, name = old.type, old.shape, old.name
     graph.insert_after(last, [choose])
@@ -307,11 +312,11 @@ def insert_part(model: ir.Model, part: Part, stem: str) -> None:
     result.name = name
 
 
-def _switched(part: Part, stem: str) -> ir.Graph:
+def _switches_body(part: Part, stem: str) -> ir.Graph:
     """Return a body with a copy of a unit behind its switches."""
     places = {node: position for position, node in enumerate(part.nodes)}
-    if part.doubled is not None and not part.taps:
-        return _branch(part.nodes, part.arrays, {}, stem)
+    if part.constants_wire is not None and not part.taps:
+        return _unit_body(part.nodes, part.arrays, {}, stem)
     body = ir.Graph([], [], nodes=[], name=stem)
     given: dict[tuple[int, int], ir.Value] = {}
     inner: list[tuple[Tap, ir.Value]] = []
@@ -319,23 +324,23 @@ def _switched(part: Part, stem: str) -> ir.Graph:
         if tap.value.producer() in places:
             inner.append((tap, wire))
             continue
-        choose = _tapped(tap.now, tap.params, wire, f"{stem}_tap_{index}")
+        choose = _tap_switch(tap.params, tap.now, wire, f"{stem}_tap_{index}")
         body.append(choose)
         given |= {(places[node], position): choose.outputs[0] for node, position in tap.uses}
-    if part.doubled is not None:
+    if part.constants_wire is not None:
         branches = {
-            "then_branch": _branch(part.nodes, part.arrays, given, f"{stem}_int8"),
-            "else_branch": _branch(part.nodes, {}, given, f"{stem}_float"),
+            "then_branch": _unit_body(part.nodes, part.arrays, given, f"{stem}_int8"),
+            "else_branch": _unit_body(part.nodes, {}, given, f"{stem}_float"),
         }
-        body.append(ir.node("If", [part.doubled], branches, name=f"{stem}_constants"))
+        body.append(ir.node("If", [part.constants_wire], branches, name=f"{stem}_constants"))
         result, old = body[-1].outputs[0], part.nodes[-1].outputs[0]
         result.name, result.type, result.shape = f"{stem}_output", old.type, old.shape
         body.outputs.append(result)
         return body
-    return _filled(body, part.nodes, {}, given, inner)
+    return _copy_unit(body, part.nodes, {}, given, inner)
 
 
-def _branch(
+def _unit_body(
     nodes: Sequence[ir.Node], arrays: Mapping[int, Array], given: Mapping[tuple[int, int], ir.Value], stem: str
 ) -> ir.Graph:
     """Return a body with a copy of a unit and its constants: the runtime packs only constants of the same graph.
@@ -346,10 +351,10 @@ def _branch(
         given: Other operands, by position of the node and input index.
         stem: The prefix of names.
     """
-    return _filled(ir.Graph([], [], nodes=[], name=stem), nodes, arrays, given)
+    return _copy_unit(ir.Graph([], [], nodes=[], name=stem), nodes, arrays, given)
 
 
-def _filled(
+def _copy_unit(
     body: ir.Graph,
     nodes: Sequence[ir.Node],
     arrays: Mapping[int, Array],
@@ -368,7 +373,7 @@ def _filled(
             if index in replaced:
                 inputs[index] = add_initializer(body, f"{stem}_{position}_{index}", replaced[index])
             elif value is not None and tensor is not None:
-                inputs[index] = _own(body, value, tensor, f"{stem}_{position}_{index}")
+                inputs[index] = _copy_constant(body, value, tensor, f"{stem}_{position}_{index}")
         made = ir.node(node.op_type, inputs, dict(node.attributes), domain=node.domain, name=f"{stem}_{position}")
         result, old = made.outputs[0], node.outputs[0]
         result.name, result.type, result.shape = f"{stem}_{position}_output", old.type, old.shape
@@ -376,14 +381,14 @@ def _filled(
         body.append(made)
         for index, (tap, wire) in enumerate(inner):
             if tap.value is old:
-                choose = _tapped(result, tap.params, wire, f"{stem}_{position}_inner_{index}")
+                choose = _tap_switch(tap.params, result, wire, f"{stem}_{position}_inner_{index}")
                 body.append(choose)
                 copies[old] = choose.outputs[0]
     body.outputs.append(result)
     return body
 
 
-def _own(body: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+def _copy_constant(body: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol, name: str) -> ir.Value:
     """Return a copy of a constant of an outer graph as an initializer of a body."""
     dtype, shape = ir.DataType(tensor.dtype), ir.Shape(tensor.shape.numpy())
     lazy = ir.LazyTensor(lambda: tensor, dtype, shape, name=name)  # with its own name: the model uses the tensor too
@@ -399,9 +404,7 @@ def _choose_constants(node: ir.Node, arrays: Mapping[int, Array], wire: ir.Value
         assert value is not None  # `arrays` has only inputs that exist
         body = ir.Graph([], [], nodes=[], name=f"{stem}_{index}_then")
         other = add_initializer(body, f"{stem}_{index}_array", array)
-        _finished(body, [ir.node("Identity", [other], name=f"{stem}_{index}_other")], value, f"{stem}_{index}_given")
-        branches = {"then_branch": body, "else_branch": _copied(value, f"{stem}_{index}")}
-        choose = ir.node("If", [wire], branches, name=f"{stem}_{index}")
-        choose.outputs[0].name, choose.outputs[0].type = f"{stem}_{index}_output", value.type
+        _close(body, [ir.node("Identity", [other], name=f"{stem}_{index}_other")], value, f"{stem}_{index}_given")
+        choose = _switch(value, body, wire, f"{stem}_{index}")
         graph_of(node).insert_before(node, [choose])
         node.replace_input_with(index, choose.outputs[0])
