@@ -282,33 +282,37 @@ def _order(setting: str | None, channels: int | str | None, spec: InputSpec) -> 
 def _sizes(settings: Mapping[str, Any], lengths: Sequence[int | str | None]) -> dict[str, Any]:
     """Return ``resize``, ``pad`` and ``crop`` from the settings and the input's height and width."""
     resize, pad, crop = (settings.get(name) for name in ("resize", "pad", "crop"))
-    height, width = lengths
-    fixed = (height, width) if isinstance(height, int) and isinstance(width, int) else None
     if pad is not None and (resize is not None or crop is not None):
         raise DataError("preprocess: pad already scales the image; remove resize and crop")
-    if fixed is not None and crop is None and pad is None:
-        if resize is None:
-            resize = fixed
-        elif isinstance(resize, int):
-            crop = fixed
-    size = pad or crop or (resize if isinstance(resize, tuple) else None)
-    if size and any(isinstance(length, int) and length != side for length, side in zip(lengths, size, strict=True)):
+    if pad is None and crop is None and all(isinstance(length, int) for length in lengths):
+        crop = tuple(lengths) if isinstance(resize, int) else None
+        resize = resize or tuple(lengths)
+    _check_size(pad or crop or resize, lengths)
+    _check_crop(crop, resize)
+    return {"resize": resize, "pad": pad, "crop": crop}
+
+
+def _check_size(size: int | Size | None, lengths: Sequence[int | str | None]) -> None:
+    """Refuse images of another size than the model's; a side alone, or None, leaves the size open."""
+    if not isinstance(size, tuple):
+        return
+    if any(isinstance(length, int) and length != side for length, side in zip(lengths, size, strict=True)):
         needed = "x".join("?" if length is None else str(length) for length in lengths)
         raise DataError(
             f"preprocess: the settings give images of {size[0]}x{size[1]}, but the model needs {needed} "
             "(height x width)"
         )
-    least = (resize, resize) if isinstance(resize, int) else resize
-    if crop and least:
-        short = (
-            min(crop) > least[0] if isinstance(resize, int) else any(a > b for a, b in zip(crop, least, strict=True))
+
+
+def _check_crop(crop: Size | None, resize: int | Size | None) -> None:
+    """Refuse a crop that is larger than the image after `resize`, whose short side may be all that is known."""
+    if crop is None or resize is None:
+        return
+    if min(crop) > resize if isinstance(resize, int) else any(a > b for a, b in zip(crop, resize, strict=True)):
+        raise DataError(
+            f"preprocess: crop={_written(crop)} is larger than the image after resize={_written(resize)}; "
+            "make resize larger"
         )
-        if short:
-            raise DataError(
-                f"preprocess: crop={_written(crop)} is larger than the image after resize={_written(resize)}; "
-                "make resize larger"
-            )
-    return {"resize": resize, "pad": pad, "crop": crop}
 
 
 def _padding(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
