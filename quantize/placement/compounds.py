@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -22,13 +22,22 @@ from .native_obstacles import sloped_obstacle
 
 def units_of(graph: ir.Graph, facts: Facts) -> tuple[Unit, ...]:
     """Return the units of a graph and of its bodies in order; units of a body come before the node that runs it."""
-    compounds = [
-        *_attentions(graph, facts),
-        *_group_norms(graph, facts),
-        *_sloped(graph, facts),
-        *_logarithms(graph, facts),
-    ]
+    compounds: list[Compound] = []
+    if _decides_all(facts):
+        compounds += _attentions(graph, facts) if facts.attention else []
+        compounds += _native_compounds(graph, facts) if facts.native else []
     return tuple(_units(graph, facts, compounds))
+
+
+def _decides_all(facts: Facts) -> bool:
+    """Whether the user leaves it to the rules which operators form one unit."""
+    chosen = facts.selection
+    return chosen.strategy in (Strategy.AUTO, Strategy.DYNAMIC, Strategy.BLOCK) and not chosen.include_ops
+
+
+def _is_free(nodes: Iterable[ir.Node], facts: Facts) -> bool:
+    """Whether the user decides over the form of none of some nodes."""
+    return not any(node.name in facts.selection.strategies for node in nodes)
 
 
 def _units(graph: ir.Graph, facts: Facts, compounds: Sequence[Compound]) -> Iterator[Unit]:
@@ -40,61 +49,36 @@ def _units(graph: ir.Graph, facts: Facts, compounds: Sequence[Compound]) -> Iter
         yield unit
 
 
-def _group_norms(graph: ir.Graph, facts: Facts) -> list[Compound]:
-    """Return the normalizations of images by groups of channels that native operators may compute."""
+def _native_compounds(graph: ir.Graph, facts: Facts) -> list[Compound]:
+    """Return what native operators may compute as one: normalizations of images, PRelus of two parts, logarithms.
+
+    A logarithm far from 0 is a table; the sum in front of it is not rounded.
+    """
+    sloped = [each for each in map(find_sloped, graph) if each is not None and not sloped_obstacle(each, facts)]
+    logarithms = [each for each in map(find_logarithm, graph) if each is not None]
+    found = [
+        *(Compound(GROUP_NORM, nodes, nodes[0].inputs[:1]) for nodes in _group_norms(graph, facts)),
+        *(Compound(SLOPED, each.nodes, [each.x]) for each in sloped),
+        *(Compound(FUNCTION, each.nodes, [each.x]) for each in logarithms),
+    ]
+    return [each for each in found if _is_free(each.nodes, facts)]
+
+
+def _group_norms(graph: ir.Graph, facts: Facts) -> list[Sequence[ir.Node]]:
+    """Return the nodes of each normalization of images by groups of channels; none where native operators are exact."""
     norms = [node for node in graph if node.op_type in NORMS]
-    if not norms or not facts.native or facts.exact or not _decides_all(facts):
+    if not norms or facts.exact:
         return []
     shapes = {name: plain_shape(value) or () for name, value in facts.values.items()}
-    found = [find_group_norm(node, shapes) for node in norms]
-    return [
-        Compound(GROUP_NORM, nodes, nodes[0].inputs[:1])
-        for nodes in found
-        if nodes and not any(node.name in facts.selection.strategies for node in nodes)
-    ]
-
-
-def _sloped(graph: ir.Graph, facts: Facts) -> list[Compound]:
-    """Return the PRelus of two parts that native operators may compute."""
-    if not facts.native or not _decides_all(facts):
-        return []
-    found = [each for node in graph if (each := find_sloped(node)) is not None and not sloped_obstacle(each, facts)]
-    return [
-        Compound(SLOPED, each.nodes, [each.x])
-        for each in found
-        if not any(node.name in facts.selection.strategies for node in each.nodes)
-    ]
-
-
-def _logarithms(graph: ir.Graph, facts: Facts) -> list[Compound]:
-    """Return the logarithms far from 0 that are tables in native operators; the sum in front of one is not rounded."""
-    if not facts.native or not _decides_all(facts):
-        return []
-    found = [each for node in graph if (each := find_logarithm(node)) is not None]
-    return [
-        Compound(FUNCTION, each.nodes, [each.x])
-        for each in found
-        if not any(node.name in facts.selection.strategies for node in each.nodes)
-    ]
-
-
-def _decides_all(facts: Facts) -> bool:
-    """Whether the user leaves it to the rules which operators form one unit."""
-    chosen = facts.selection
-    return chosen.strategy in (Strategy.AUTO, Strategy.DYNAMIC, Strategy.BLOCK) and not chosen.include_ops
+    return [nodes for node in norms if (nodes := find_group_norm(node, shapes))]
 
 
 def _attentions(graph: ir.Graph, facts: Facts) -> list[Compound]:
     """Return the attentions that are units; none where the user decides over the forms of operators in them."""
-    if not facts.attention or not _decides_all(facts):
-        return []
     found: list[Compound] = []
     taken: set[ir.Node] = set()
-    for node in graph:
-        each = find_attention(node)
-        if each is None or taken.intersection(each.nodes):  # two may share a product
-            continue
-        if not any(node.name in facts.selection.strategies for node in each.nodes):
+    for each in filter(None, map(find_attention, graph)):
+        if not taken.intersection(each.nodes) and _is_free(each.nodes, facts):  # two may share a product
             found.append(Compound.attention(each))
             taken.update(each.nodes)
     return found

@@ -178,10 +178,14 @@ def bodies(node: ir.Node, opset: int) -> tuple[ir.Graph, ...]:
 
 def computing_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
     """Return the main graph and all `bodies` in it, nested ones too."""
-    opset = model.opset_imports.get("", 1)
-    graphs = [model.graph]
-    for graph in graphs:  # the loop appends to the list
-        graphs.extend(body for node in graph for body in bodies(node, opset))
+    return _with_bodies(model.graph, model.opset_imports.get("", 1))
+
+
+def _with_bodies(graph: ir.Graph, opset: int) -> tuple[ir.Graph, ...]:
+    """Return a graph and all `bodies` in it, nested ones too."""
+    graphs = [graph]
+    for each in graphs:  # the loop appends to the list
+        graphs.extend(body for node in each for body in bodies(node, opset))
     return tuple(graphs)
 
 
@@ -193,14 +197,8 @@ def computing_nodes(model: ir.Model, *op_types: str) -> tuple[ir.Node, ...]:
 
 def code_graphs(model: ir.Model) -> tuple[ir.Graph, ...]:
     """Return the `computing_graphs` of a model and of its functions. Functions have no initializers."""
-    graphs = [*computing_graphs(model)]
-    for function in model.functions.values():
-        opset = function.opset_imports.get("", 1)
-        own = [function.graph]
-        for graph in own:  # the loop appends to the list
-            own.extend(body for node in graph for body in bodies(node, opset))
-        graphs += own
-    return tuple(graphs)
+    functions = [_with_bodies(each.graph, each.opset_imports.get("", 1)) for each in model.functions.values()]
+    return (*computing_graphs(model), *(graph for graphs in functions for graph in graphs))
 
 
 def every_graph(model: ir.Model) -> tuple[ir.Graph, ...]:
