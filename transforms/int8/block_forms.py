@@ -56,12 +56,9 @@ def _stored(node: ir.Node, index: int, blocked: Blocked, weights: WeightWriter) 
         codes = blocked.packed(columns)
     else:
         codes = blocked.packed(form.blocks(columns) * form.size).reshape(rows, form.blocks(columns), -1)
-    stored = weights.writer.stored
 
     def initializer(part: str, array: np.ndarray) -> ir.Value:
-        key = (graph, source, part, array.shape, hash(array.tobytes()))
-        if key not in stored:
-            stored[key] = weights.writer.initializer(graph, f"{source.name}/{part}", array)
-        return stored[key]
+        key = (source, part, array.shape, hash(array.tobytes()))
+        return weights.writer.shared(key, graph, f"{source.name}/{part}", array)
 
     return initializer("codes", codes), initializer("scale", blocked.scale)

@@ -22,6 +22,7 @@ from .weights import WeightWriter
 from .writer import Writer
 
 LEVELS = 255  # steps of uint8
+QATTENTION_ATTRIBUTES = ("num_heads", "unidirectional", "scale", "mask_filter_value", "past_present_share_buffer")
 LSTM_ATTRIBUTES = ("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size")
 
 
@@ -109,8 +110,7 @@ def store_weights(node: ir.Node, unit: Unit, weights: WeightWriter) -> int:
 
 def _gather_rows(node: ir.Node, weights: WeightWriter) -> int:
     """Gather(table, i) -> Mul(Cast(Gather(int8 table, i)), Gather(scales (V, 1, ...), i))."""
-    graph, writer, result = graph_of(node), weights.writer, node.outputs[0]
-    table = node.inputs[0]
+    graph, writer, table = graph_of(node), weights.writer, node.inputs[0]
     assert table is not None  # required by the operator
     key = (graph, table, "rows")
     if (key, "int8") not in writer.stored:
@@ -124,14 +124,8 @@ def _gather_rows(node: ir.Node, weights: WeightWriter) -> int:
     cast = ir.node("Cast", [integers.outputs[0]], {"to": ir.DataType.FLOAT}, name=writer.name(f"{node.name}/cast"))
     for each in (integers, scales, cast):
         each.outputs[0].name = writer.name(f"{each.name}_output")
-    graph.insert_after(node, [integers, scales, cast])
-    last = ir.node("Mul", [cast.outputs[0], scales.outputs[0]], name=node.name)
-    graph.insert_after(cast, [last])
-    last.outputs[0].type, last.outputs[0].shape = result.type, result.shape
-    name = result.name
-    result.replace_all_uses_with(last.outputs[0], replace_graph_outputs=True)
-    remove(node)
-    last.outputs[0].name = name
+    graph.insert_before(node, [integers, scales, cast])
+    replace_node(node, ir.node("Mul", [cast.outputs[0], scales.outputs[0]], name=node.name))
     return 1
 
 
@@ -144,8 +138,7 @@ def to_qattention(node: ir.Node) -> None:
     (x, xs, xz), (w, ws, wz) = (integer_source(node.inputs[index]) for index in (0, 1))
     bias, mask, past = [*node.inputs[2:5], None, None, None][:3]
     inputs = [x, w, bias, xs, ws, mask, xz, wz, past]
-    attributes = {n: a for n, a in node.attributes.items() if n in ("num_heads", "unidirectional", "scale")}
-    attributes |= {n: a for n, a in node.attributes.items() if n in ("mask_filter_value", "past_present_share_buffer")}
+    attributes = {name: attr for name, attr in node.attributes.items() if name in QATTENTION_ATTRIBUTES}
     pairs = [_dequantizer(node.inputs[index]) for index in (0, 1)]
     replace_node(
         node, ir.node("QAttention", inputs, attributes, domain=MS, name=node.name, num_outputs=len(node.outputs))

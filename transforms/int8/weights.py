@@ -144,12 +144,8 @@ class WeightWriter:
         assert source is not None  # required by the operator
         parts = ((str(array.dtype), array), ("scale", params.scale), ("zero_point", params.zero_point))
         transposed = node.attributes.get_int("transB", 0)
-        key = (graph, source, "stored", transposed, array.shape, params.scale.tobytes())
-        stored = self.writer.stored
-        for part, values in parts:
-            if (key, part) not in stored:
-                stored[key, part] = self.writer.initializer(graph, f"{source.name}/{part}", values)
-        return [stored[key, part] for part, _ in parts]
+        key = (source, "stored", transposed, array.shape, params.scale.tobytes())
+        return [self.writer.shared((key, part), graph, f"{source.name}/{part}", values) for part, values in parts]
 
     def without_saturation(
         self, unit: Unit, array: Array, params: QParams, channel_axis: int, group: int = 1

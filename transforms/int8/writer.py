@@ -50,15 +50,16 @@ class Writer:
         """Add an initializer to `graph`; its name is based on `stem`."""
         return add_initializer(graph, self.name(stem), array)
 
+    def shared(self, key: object, graph: ir.Graph, stem: str, array: Array) -> ir.Value:
+        """Return the initializer of `graph` for a key; it is added at the first call."""
+        if (graph, key) not in self.stored:
+            self.stored[graph, key] = self.initializer(graph, stem, array)
+        return self.stored[graph, key]
+
     def parameters(self, graph: ir.Graph, stem: str, params: QParams) -> tuple[ir.Value, ir.Value]:
         """Return the scale and zero-point initializers of `graph` for `stem`; they are added at the first call."""
-        values = []
-        for part, array in (("scale", params.scale), ("zero_point", params.zero_point)):
-            key = (graph, stem, part)
-            if key not in self.stored:
-                self.stored[key] = self.initializer(graph, f"{stem}/{part}", array)
-            values.append(self.stored[key])
-        return values[0], values[1]
+        scale = self.shared((stem, "scale"), graph, f"{stem}/scale", params.scale)
+        return scale, self.shared((stem, "zero_point"), graph, f"{stem}/zero_point", params.zero_point)
 
     def like(self, pattern: ir.Node, value: ir.Value, stem: str, op: str = "DequantizeLinear") -> ir.Node:
         """Return a new QuantizeLinear or DequantizeLinear of `value`; it is not in a graph yet.
