@@ -21,7 +21,7 @@ from .graphs.rewriter import (
     replace_node,
     unused_name,
 )
-from .int8.forms import LSTM_ATTRIBUTES
+from .int8.forms import LSTM_ATTRIBUTES, QATTENTION_ATTRIBUTES
 from .int8.ops import MOVES
 from .int8.qparams import Array, QParams, dequantize
 from .registry import Change, LeftAlone, transform
@@ -31,7 +31,7 @@ AT_RUN_TIME = frozenset({("", RANGES), (MS, "DynamicQuantizeMatMul"), (MS, "Dyna
 """Domain and name of the operators that compute ranges at run time."""
 LSTM = (*LSTM_ATTRIBUTES, "input_forget")
 BIAS_STEPS = (("Reshape",), ("Cast",), ("Floor", "Round"), ("Div",))  # from the sum back to the float bias
-ATTENTION = ("num_heads", "unidirectional", "scale", "mask_filter_value", "past_present_share_buffer", "do_rotary")
+ATTENTION = (*QATTENTION_ATTRIBUTES, "do_rotary")
 
 
 def count_at_run_time(model: ir.Model) -> int:

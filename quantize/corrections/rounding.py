@@ -17,8 +17,9 @@ import onnx_ir as ir
 
 from ...calibration.data.places import one_of_each_part
 from ...calibration.model.session import Array
-from ...transforms.int8.qparams import QParams
+from ...transforms.int8.qparams import QParams, along_axis
 from ...transforms.int8.saturation import PAIR_LIMIT, pair_partners
+from ...transforms.int8.weights import groups_of
 from .layer_by_layer import Layer
 
 ROWS = 16384
@@ -64,7 +65,7 @@ def operations(layer: Layer) -> float:
 
 def multiplications(node: ir.Node, shape: tuple[int, ...]) -> float:
     """Return `operations` of a layer from its node and the shape of its weights."""
-    groups, columns = _groups(node), columns_of(node, shape)
+    groups, columns = groups_of(node), columns_of(node, shape)
     results = channels_of(node, shape) / groups
     judging = 6 * columns * ROWS / FOLDS * results
     return float(groups * (columns**2 * (ROWS + 2 * SWEEPS * results) + judging))
@@ -262,20 +263,12 @@ def _sweep(
 def _scales(layer: Layer) -> Array:
     """Return the step of each weight, in the node's layout."""
     params, array = layer.weights.params, layer.weights.array
-    shape = [1] * array.ndim
-    if params.axis is not None:
-        shape[params.axis] = -1
-    return np.broadcast_to(params.scale.reshape(shape), array.shape)
+    return np.broadcast_to(along_axis(params.scale, params, array.ndim), array.shape)
 
 
 def _partners(layer: Layer) -> Array:
     """Return the partner of each column in 16-bit sums, (K,)."""
-    return pair_partners(layer.weights.array, _channel_axis(layer.node), group=_groups(layer.node))
-
-
-def _groups(node: ir.Node) -> int:
-    """Return the number of groups: that of a convolution, or 1."""
-    return int(node.attributes.get_int("group", 1)) if node.op_type == "Conv" else 1
+    return pair_partners(layer.weights.array, _channel_axis(layer.node), group=groups_of(layer.node))
 
 
 def _channel_axis(node: ir.Node) -> int:
@@ -291,7 +284,7 @@ def _transposed(node: ir.Node) -> bool:
 def _matrix(layer: Layer, array: Array) -> Array:
     """Return weights as (groups, K, M)."""
     if layer.node.op_type == "Conv":
-        groups = _groups(layer.node)
+        groups = groups_of(layer.node)
         return np.asarray(array.reshape(groups, array.shape[0] // groups, -1).transpose(0, 2, 1))
     return np.asarray(array.T[None] if _transposed(layer.node) else array[None])
 
@@ -338,7 +331,7 @@ def _evenly(total: int, most: int) -> Array:
 def _patches(layer: Layer, x: Array, y: Array, most: int) -> tuple[Array, Array]:
     """Return inputs (groups, rows, K) and results (groups, rows, M) of a convolution at some positions."""
     node, weights = layer.node, layer.weights.array
-    axes, groups = weights.ndim - 2, _groups(node)
+    axes, groups = weights.ndim - 2, groups_of(node)
     strides = node.attributes.get_ints("strides", [1] * axes)
     dilations = node.attributes.get_ints("dilations", [1] * axes)
     pads = node.attributes.get_ints("pads", [0] * 2 * axes)

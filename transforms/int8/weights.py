@@ -15,7 +15,7 @@ from .bias_correction import mean_shift
 from .block_weights import Blocked, in_blocks
 from .ops import OPS, Op
 from .plan import Unit
-from .qparams import Array, BlockForm, QParams, fit_bias, quantize, quantize_bias
+from .qparams import Array, BlockForm, QParams, along_axis, fit_bias, quantize, quantize_bias
 from .saturation import even_channels, prevent_saturation
 from .writer import Writer
 
@@ -115,7 +115,7 @@ class WeightWriter:
             params = fit_bias(params, bias, input_scale)
         if (least := self.adjusted.get(unit.name, Adjustment()).least) is not None:
             params = replace(params, scale=np.maximum(params.scale, least))
-        params = self.without_saturation(unit, array, params, OPS[unit.op].channel_axis(node), _group(node))
+        params = self.without_saturation(unit, array, params, OPS[unit.op].channel_axis(node), groups_of(node))
         return FloatWeights(array, params, bias)
 
     def blocked(self, node: ir.Node, unit: Unit) -> Blocked:
@@ -182,15 +182,14 @@ def _shifted(stored: Array, params: QParams) -> tuple[Array, QParams]:
 
 def _rounding_error(array: Array, stored: Array, params: QParams) -> Array:
     """Return ``array - dequantize(stored)``, float32; only one copy of the array is made, to save memory."""
-    shape = [1] * array.ndim if params.axis is None else [-1 if i == params.axis else 1 for i in range(array.ndim)]
     error = stored.astype(np.float32)
     if params.zero_point.any():
-        error -= params.zero_point.reshape(shape)
-    error *= params.scale.reshape(shape)
+        error -= along_axis(params.zero_point, params, array.ndim)
+    error *= along_axis(params.scale, params, array.ndim)
     return np.subtract(array, error, out=error)
 
 
-def _group(node: ir.Node) -> int:
+def groups_of(node: ir.Node) -> int:
     """Return the number of groups of a convolution; 1 for other operators."""
     return node.attributes.get_int("group", 1) if node.op_type == "Conv" else 1
 
