@@ -107,6 +107,18 @@ def _float(why: Reason, **facts: object) -> Op:
     return Op(kind="float", activations=None, why=why, **facts)  # type: ignore[arg-type]
 
 
+SAME_OPERATORS = (
+    *"DepthToSpace Expand Flatten MaxPool ReduceMax ReduceMin".split(),
+    *"Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split(),
+)
+"""Operators that move or select values, and need no more than a row of `_same`."""
+INTEGER_OPERATORS = (
+    *("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"),
+    *(f"{MS}.{name}" for name in "DynamicQuantizeLSTM DynamicQuantizeMatMul MatMulIntegerToFloat QAttention".split()),
+    *(f"{MS}.{name}" for name in "QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearGlobalAveragePool".split()),
+    *(f"{MS}.{name}" for name in "QLinearLeakyRelu QLinearMul QLinearSigmoid QLinearSoftmax QLinearWhere".split()),
+)
+"""Operators that compute integers already."""
 OPS: dict[str, Op] = {
     "Conv": Op(kind="compute", weight=1, bias=2, u8=("", "QLinearConv"), stores=(1,), absorbs=RELUS),
     "Gemm": Op(
@@ -163,24 +175,7 @@ OPS: dict[str, Op] = {
     "Sigmoid": _arith("QLinearSigmoid", slow=reasons.LOOKUP),
     "HardSigmoid": _arith("QLinearLeakyRelu", slow=reasons.NO_KERNEL.about("HardSigmoid")),
     GATE: _arith("QLinearMul", slow=reasons.FUSED_GROUP),
-    **{
-        name: _same(name)
-        for name in (
-            "DepthToSpace",
-            "Expand",
-            "Flatten",
-            "MaxPool",
-            "ReduceMax",
-            "ReduceMin",
-            "Reshape",
-            "Slice",
-            "Split",
-            "Squeeze",
-            "Tile",
-            "Transpose",
-            "Unsqueeze",
-        )
-    },
+    **{name: _same(name) for name in SAME_OPERATORS},
     "Gather": _same("Gather", blocks=(MS, "GatherBlockQuantized"), stores=(0,)),
     "Pad": _same("Pad", bare=True),
     "SpaceToDepth": _same("SpaceToDepth", bare=True),
@@ -225,29 +220,7 @@ OPS: dict[str, Op] = {
         ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
         _float(reasons.QUANTIZED_BEFORE),
     ),
-    **dict.fromkeys(
-        (
-            "ConvInteger",
-            "MatMulInteger",
-            "QLinearConv",
-            "QLinearMatMul",
-            f"{MS}.DynamicQuantizeLSTM",
-            f"{MS}.DynamicQuantizeMatMul",
-            f"{MS}.MatMulIntegerToFloat",
-            f"{MS}.QAttention",
-            f"{MS}.QGemm",
-            f"{MS}.QLinearAdd",
-            f"{MS}.QLinearAveragePool",
-            f"{MS}.QLinearConcat",
-            f"{MS}.QLinearGlobalAveragePool",
-            f"{MS}.QLinearLeakyRelu",
-            f"{MS}.QLinearMul",
-            f"{MS}.QLinearSigmoid",
-            f"{MS}.QLinearSoftmax",
-            f"{MS}.QLinearWhere",
-        ),
-        _float(reasons.INTEGER),
-    ),
+    **dict.fromkeys(INTEGER_OPERATORS, _float(reasons.INTEGER)),
     **dict.fromkeys((f"{MS}.GatherBlockQuantized", f"{MS}.MatMulNBits"), _float(reasons.IN_BLOCKS)),
     "If": _float(reasons.CONTROL_FLOW.about("branches")),
     "Loop": _float(reasons.CONTROL_FLOW.about("body")),
