@@ -37,13 +37,13 @@ MISSED = "GOAL MISSED"
 # ------------------------------------------------------------------------------------------------------------ numbers
 
 
-def points(share: float, *, digits: int = 2) -> str:
+def points(share: float) -> str:
     """Return a share of 1 in points, without a minus sign in front of zero.
 
     >>> points(0.0123), points(-1e-9)
     ('1.23', '0.00')
     """
-    text = f"{100 * share:.{digits}f}"
+    text = f"{100 * share:.2f}"
     return text.removeprefix("-") if float(text) == 0 else text
 
 

@@ -289,7 +289,7 @@ def _close(body: ir.Graph, nodes: Sequence[ir.Node], like: ir.Value, name: str) 
     return body
 
 
-def insert_part(model: ir.Model, part: Part, stem: str) -> None:
+def insert_part(part: Part, stem: str) -> None:
     """Insert the switches of a unit."""
     if not part.encloses:  # a Split or an LSTM: the switches come before it
         for index, (tap, wire) in enumerate(part.taps):
@@ -373,7 +373,7 @@ def _copy_unit(
             if index in replaced:
                 inputs[index] = add_initializer(body, f"{stem}_{position}_{index}", replaced[index])
             elif value is not None and tensor is not None:
-                inputs[index] = _copy_constant(body, value, tensor, f"{stem}_{position}_{index}")
+                inputs[index] = _copy_constant(body, tensor, f"{stem}_{position}_{index}")
         made = ir.node(node.op_type, inputs, dict(node.attributes), domain=node.domain, name=f"{stem}_{position}")
         result, old = made.outputs[0], node.outputs[0]
         result.name, result.type, result.shape = f"{stem}_{position}_output", old.type, old.shape
@@ -388,7 +388,7 @@ def _copy_unit(
     return body
 
 
-def _copy_constant(body: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+def _copy_constant(body: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
     """Return a copy of a constant of an outer graph as an initializer of a body."""
     dtype, shape = ir.DataType(tensor.dtype), ir.Shape(tensor.shape.numpy())
     lazy = ir.LazyTensor(lambda: tensor, dtype, shape, name=name)  # with its own name: the model uses the tensor too

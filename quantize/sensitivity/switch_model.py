@@ -85,15 +85,6 @@ class Switchboard:
         """The switch of the constants of a unit; empty without constants."""
         return frozenset({Switch(unit, "")} & self.switches.keys())
 
-    def of(self, plan: Plan) -> frozenset[Switch]:
-        """Return the switches of a plan with fewer units in integers, in the same forms.
-
-        A tensor that an integer kernel writes is in integers for all its readers; any other tensor only for readers
-        that compute in integers. An operator that moves values keeps its scale of the whole plan.
-        """
-        integer = {unit.name for unit in plan.units if plan.impl(unit).int8}
-        return frozenset(s for s in self.switches if s.unit in integer or s.tensor in plan.produced_u8)
-
     def run(self, feed: Feed, on: Collection[Switch] = ()) -> dict[str, Array]:
         """Return the float outputs with some switches on.
 
@@ -155,7 +146,7 @@ def switchboard(
             wired.get(Switch(unit.name, "")),
             some,
         )
-        insert_part(copy, part, f"requant_unit_{index}")
+        insert_part(part, f"requant_unit_{index}")
     places = {unit.name: len(switches) + index for index, unit in enumerate(parts)}
     return _opened(copy, switches, places, plan, optimize=optimize, folder=folder)
 
@@ -217,7 +208,7 @@ def constant_switches(model: ir.Model, constants: Constants, *, optimize: bool =
     nodes, wires = nodes_by_name(copy), wires_of(copy, 2 * count)
     for index, (name, arrays) in enumerate(constants.items()):
         part = Part([nodes[name]], (), arrays, wires[index], wires[count + index])
-        insert_part(copy, part, f"requant_unit_{index}")
+        insert_part(part, f"requant_unit_{index}")
     switches = [Switch(name, "") for name in constants]
     places = {name: count + index for index, name in enumerate(constants)}
     return _opened(copy, switches, places, Plan((), {}), optimize=optimize, folder=None)
