@@ -108,7 +108,7 @@ class Checkpoint:
         except RequantError as error:
             logging.getLogger("requant").warning("requant: %s; the run starts anew", error)
             return cls(None, identity) if path.is_dir() else empty
-        done = frozenset(_expanded(document.done))
+        done = frozenset(number for first, last in document.done for number in range(first, last + 1))
         with suppress(OSError):
             os.utime(path)  # the run is active again
         return cls(path, identity, seen, done, document.complete, execution.kept, _due=time.monotonic() + SECONDS)
@@ -198,9 +198,3 @@ def _intervals(numbers: list[int]) -> Iterator[list[int]]:
         if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
             yield [numbers[start], numbers[index - 1]]
             start = index
-
-
-def _expanded(intervals: Iterable[tuple[int, int]]) -> Iterator[int]:
-    """Yield the numbers in intervals."""
-    for first, last in intervals:
-        yield from range(first, last + 1)

@@ -73,8 +73,10 @@ def measure_accuracy(job: Job, candidate: Candidate) -> Accuracy:
     samples = judging_samples(job, job.judging)
     total, terms = samples.length, Terms("skip", probability_outputs(job.simple))
 
+    def told(done: int) -> None:
+        job.progress(COMPARE, done, total)
+
     def compare(before: Sessions, after: Sessions) -> Accuracy:
-        told = partial(_report_compared, job, total)
         told(0)  # the first sample waits for the sessions
         return judge_pair(before, after, samples, told, weights=job.weights, terms=terms)
 
@@ -209,11 +211,6 @@ def _with_logits(
     if found is None:
         return accuracy
     return with_logits(accuracy, {name: label for name, ((_, _, label),) in readers.items()}, found)
-
-
-def _report_compared(job: Job, total: int | None, done: int) -> None:
-    """Report the progress of the comparison."""
-    job.progress(COMPARE, done, total)
 
 
 def _timed(job: Job, candidate: Candidate) -> tuple[Latency, ...]:

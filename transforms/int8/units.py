@@ -166,7 +166,8 @@ def _fan_out_group(source: ir.Value) -> list[ir.Node]:
     waiting = set(readers)
     graph = source.graph
     while waiting and len(region) < GROUP_LIMIT:
-        ready = next((n for n in _in_order(waiting) if _inputs_reached(n, reached)), None)
+        # by name, so that the result does not depend on the order of a set
+        ready = next((n for n in sorted(waiting, key=node_name) if _inputs_reached(n, reached)), None)
         if ready is None or ready.op_type not in CHEAP or ready.domain or ready.graph is not graph:
             return []
         waiting.discard(ready)
@@ -178,11 +179,6 @@ def _fan_out_group(source: ir.Value) -> list[ir.Node]:
             return []
         waiting.update(use.node for output in ready.outputs for use in output.uses())
     return []
-
-
-def _in_order(nodes: set[ir.Node]) -> list[ir.Node]:
-    """Sort nodes by name, so that the result does not depend on the order of a set."""
-    return sorted(nodes, key=node_name)
 
 
 def _inputs_reached(node: ir.Node, reached: set[ir.Value]) -> bool:
