@@ -202,11 +202,10 @@ def _of_heads(call: Call, found: FoundAttention, heads: Sequence[Heads]) -> Call
         "step": [q.step, k.step, v.step],
         "columns": [q.columns, v.columns],
     }
-    attributes = attributes_of(values)
     moves = (node for each in heads for node in each.nodes)  # each tensor's in order; tensors may have some in common
     return replace(
         call,
         inputs=[*(each.source for each in heads), *found.inputs[FACTORS:]],
         body=[*dict.fromkeys([*moves, *found.nodes])],
-        attributes={**call.attributes, **attributes},
+        attributes={**call.attributes, **attributes_of(values)},
     )

@@ -142,8 +142,8 @@ def _shuffled(site: Site) -> Call | None:
         return None
     depth_first = anchor.attributes.get_string("mode", "DCR") == "DCR"
     values = {"blocksize": anchor.attributes.get_int("blocksize", 1), "depth_first": int(depth_first)}
-    attributes = attributes_of(values)
-    return Call("DepthToSpace", str(anchor.name), ("x",), [pair.inputs[0]], [pair, anchor, site.quantize], attributes)
+    body = [pair, anchor, site.quantize]
+    return Call("DepthToSpace", str(anchor.name), ("x",), [pair.inputs[0]], body, attributes_of(values))
 
 
 def _kernel(pool: ir.Node) -> list[int]:
@@ -165,8 +165,7 @@ def _resized(site: Site) -> Call | None:
     lengths = dict(zip(("rows", "columns"), found.sizes, strict=False))
     scales = dict(zip(("scale_down", "scale_across"), found.scales, strict=False))
     way = {"positions": POSITIONS.index(found.positions), "nearest": NEAREST.index(found.nearest)}
-    values: dict[str, int | float] = {**way, **lengths, **scales}
-    attributes = attributes_of(values)
+    attributes = attributes_of({**way, **lengths, **scales})
     return Call("Resize", str(anchor.name), REQUANTIZED, inputs, [pair, anchor, site.quantize], attributes)
 
 
@@ -183,7 +182,6 @@ def _normalized(site: Site) -> Call | None:
     anchor = next(node for node in nodes if node.op_type in OPERATORS)
     kept = clipping([node for node in nodes if node.op_type in RELUS], site.quantize).get("table", np.arange(256))
     values = {"num_groups": found.groups, "epsilon": found.epsilon, "least": int(kept[0]), "most": int(kept[-1])}
-    attributes = attributes_of(values)
     beside = ("least", "most") if "num_groups" in anchor.attributes else ("num_groups", "least", "most")
     return Call(
         "GroupNormalization",
@@ -191,7 +189,7 @@ def _normalized(site: Site) -> Call | None:
         NORMALIZED,
         inputs,
         [pair, *nodes, site.quantize],
-        attributes,
+        attributes_of(values),
         Anchor(anchor, beside),
         values={"scale": found.scale, "B": found.shift},
     )

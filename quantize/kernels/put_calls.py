@@ -141,8 +141,7 @@ def _with_table(model: ir.Model, call: Call) -> Call:
     lines = None if chain.place is None else bent_lines_of(model, chain)
     if lines is None:
         return replace(call, values={"table": table_of(model, chain)})
-    integers = {"bend": lines.bend, "least": lines.least, "most": lines.most}
-    attributes = attributes_of(integers)
+    attributes = attributes_of({"bend": lines.bend, "least": lines.least, "most": lines.most})
     return replace(call, operator="Lines", names=LINES, values={"lines": lines.lines}, attributes=attributes)
 
 

@@ -90,7 +90,6 @@ def _call(node: ir.Node, taken: set[str]) -> Call | None:
     }
     if node.op_type == "GRU":
         values["linear_before_reset"] = node.attributes.get_int("linear_before_reset", 0)
-    attributes = attributes_of(values)
     inputs = [given[0], *weights, *given[3:]]
     return Call(
         OPS[node.op_type].native,
@@ -98,7 +97,7 @@ def _call(node: ir.Node, taken: set[str]) -> Call | None:
         INPUTS[: len(inputs)],
         inputs,
         [*body, node],
-        attributes,
+        attributes_of(values),
         tensors=FLOATS,
         results=Results(1 + states),
     )

@@ -97,7 +97,7 @@ def sizes_of(
         size = Size(1, Bench.of(job, space, write, feed), known)
         found.append(size if load is None else replace(size, batch=load.batch, regime=load.regime, asked=load.asked))
     if job.policy.costs is not None:
-        priced = _with_costs(job, costs, keys)
+        priced = _keys_with_costs(job, costs, keys)
         if len(priced) < len(keys):
             few = f"{len(priced)} of {len(keys)} kinds of units have costs in {job.policy.costs}; others are estimated"
             logging.getLogger("requant").warning("requant: %s", few)
@@ -119,10 +119,10 @@ def check_costs_know_units(job: Job, facts: Facts, rules: Plan) -> None:
         return
     spaces = [Space.of(job, facts, rules, None if load is None else load.feed) for load in job.loads or (None,)]
     keys = {key for space in spaces for key in space.keys.values()}
-    _with_costs(job, _known_costs(job), keys)
+    _keys_with_costs(job, _known_costs(job), keys)
 
 
-def _with_costs(job: Job, costs: Costs, keys: Collection[str]) -> set[str]:
+def _keys_with_costs(job: Job, costs: Costs, keys: Collection[str]) -> set[str]:
     """Return the signatures of the units that have costs in the file that the user gives.
 
     Args:

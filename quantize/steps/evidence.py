@@ -152,7 +152,7 @@ def measure_tensors(job: Job, candidate: Candidate, accuracy: Accuracy, seconds:
     plan, params = candidate.plan, candidate.qparams
     roots = {name: name for name in params} | {name: plan.root(name) for name in _copied_by_concats(plan)}
     known = {name: params[root] for name, root in roots.items() if name in values and root in params}
-    return _tried(job, known, accuracy, seconds, sqnr_by_tensor, TRY_TENSORS)
+    return _try_parts(job, known, accuracy, seconds, sqnr_by_tensor, TRY_TENSORS)
 
 
 def _copied_by_concats(plan: Plan) -> list[str]:
@@ -188,7 +188,9 @@ def measure_forms(
         tensors = dict.fromkeys((tensor for unit in units for tensor in unit.rounded), ROUNDED[form])
         readers = {name for unit in units for name in unit.readers}
         if tensors:
-            found[form] = _tried(job, tensors, accuracy, seconds, partial(sqnr_by_tensor, readers=readers), TRY_TENSORS)
+            found[form] = _try_parts(
+                job, tensors, accuracy, seconds, partial(sqnr_by_tensor, readers=readers), TRY_TENSORS
+            )
     kept = _kept_inputs(job, rules)
     alike_forms = {form: found[tried] for form, tried in TRIED_FOR.items() if tried in found}
     return found | {form: {t: db for t, db in known.items() if t not in kept} for form, known in alike_forms.items()}
@@ -239,7 +241,7 @@ def measure_weights(
 
     sizes = {name: sum(tensor.nbytes for tensor in map(constant, home[name].inputs) if tensor) for name in units}
     integers = Integers.within(made, job.options.execution.memory_limit)
-    found = _tried(job, sizes, accuracy, seconds, partial(sqnr_by_weight, integers=integers), TRY_WEIGHTS)
+    found = _try_parts(job, sizes, accuracy, seconds, partial(sqnr_by_weight, integers=integers), TRY_WEIGHTS)
     return {units[node]: value for node, value in found.items()}
 
 
@@ -258,7 +260,7 @@ def _has_weights(plan: Plan, unit: Unit, first: ir.Node) -> bool:
     return constant(first.inputs[1]) is not None
 
 
-def _tried(
+def _try_parts(
     job: Job,
     parts: Mapping[str, object],
     accuracy: Accuracy,
@@ -281,9 +283,9 @@ def _tried(
     samples = list(islice(iter(job.source.samples(TRIAL_SAMPLES)), TRIAL_SAMPLES))
     progress = partial(job.progress, stage)
     progress(0, len(parts))  # the first part may wait long for its session
-    runs = _runs(job, samples[0], seconds) if samples else 0.0
+    runs = _affordable_runs(job, samples[0], seconds) if samples else 0.0
     found: dict[str, float] = {}
-    for judged in _comparable(job.simple, accuracy):
+    for judged in _comparable_models(job.simple, accuracy):
         here = {*ir.convenience.create_value_mapping(judged.graph), *(node.name for node in judged.graph.all_nodes())}
         rest = {name: part for name, part in parts.items() if name in here and name not in found}
         tried = trial(judged, rest, samples, optimize=not job.model_qparams, runs=runs, progress=progress)
@@ -293,14 +295,14 @@ def _tried(
     return {name: found.get(name, math.inf) for name in parts} if found else {}  # some do not reach what is compared
 
 
-def _runs(job: Job, sample: Sample, seconds: float) -> float:
+def _affordable_runs(job: Job, sample: Sample, seconds: float) -> float:
     """Return the number of runs of the float model for which there is time."""
     began = time.process_time()
     job.opened.runner(1)(sample.feed)
     return runs_within(job, sample.feed, seconds, max(time.process_time() - began, TICK))
 
 
-def _comparable(model: ir.Model, accuracy: Accuracy) -> Iterator[ir.Model]:
+def _comparable_models(model: ir.Model, accuracy: Accuracy) -> Iterator[ir.Model]:
     """Yield the float model with outputs that can be compared: with logits in place of probabilities, then as they are.
 
     A part that no logit depends on is judged by the second model.
