@@ -21,7 +21,7 @@ import click
 from benchmarks.tables import plain_table, print_table
 from requant.quantize import Comparison, Options, Setting, compare_models, quantize_model
 from requant.quantize.runtime.inputs import open_data, stacked
-from requant.quantize.runtime.profile import KernelRun, executed
+from requant.quantize.runtime.profile import KernelRun, profiled
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
 MODEL, CALIBRATION, TEST = SAMPLES / "digits.onnx", f"{SAMPLES / 'digits.npz'}:calib", SAMPLES / "digits.npz"
@@ -33,7 +33,7 @@ def second_convolution(model: Path, feed: dict[str, Any], threads: int) -> tuple
 
     The second convolution is the largest. Its name cannot identify it, because the runtime changes names.
     """
-    runs = executed(model, feed, threads=threads)
+    runs = profiled(model, feed, threads=threads).runs
     return max(runs, key=lambda run: run.macs), sum(run.microseconds for run in runs)
 
 

@@ -316,11 +316,13 @@ def first_convolution(model: Path, batch: int, threads: int) -> str:
     """Return the type in which the first convolution computes: ``float`` or ``int8``."""
     from benchmarks import seed_table
     from requant.quantize.runtime.inputs import open_data, stacked
-    from requant.quantize.runtime.profile import executed
+    from requant.quantize.runtime.profile import profiled
 
     feed = stacked(open_data(seed_table.MODEL, seed_table.TEST), batch).feed
     run = next(
-        run for run in executed(model, feed, threads=threads) if run.op.endswith(("Conv", "ConvInteger", "Convolution"))
+        run
+        for run in profiled(model, feed, threads=threads).runs
+        if run.op.endswith(("Conv", "ConvInteger", "Convolution"))
     )
     return "int8" if run.integer else "float"
 

@@ -22,7 +22,7 @@ from requant.calibration.model.session import Array
 from requant.quantize import Accuracy, Options, Result, Selection, Strategy, quantize_model
 from requant.quantize.accuracy.pair import judge_pair, time_models
 from requant.quantize.job import Evidence
-from requant.quantize.runtime.profile import executed
+from requant.quantize.runtime.profile import profiled
 from requant.quantize.steps import deliver
 from requant.transforms.int8.qparams import Scheme
 from requant.transforms.int8.saturation import PAIR_LIMIT
@@ -668,7 +668,7 @@ def test_a_gemm_that_writes_float_keeps_its_integer_kernel(tmp_path: Path, activ
     options = Options(place="rules", force_int8=True, seconds=0.01)
     found = quantize_model(tmp_path / "m.onnx", feeds, tmp_path / "q.onnx", options)
     assert found.forms == {"u8->float": 1}
-    assert "QGemm" in {run.op for run in executed(tmp_path / "q.onnx", feeds[0])}
+    assert "QGemm" in {run.op for run in profiled(tmp_path / "q.onnx", feeds[0]).runs}
 
 
 def test_an_output_may_declare_the_lengths_of_another_input(tmp_path: Path) -> None:

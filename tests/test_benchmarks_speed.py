@@ -324,10 +324,10 @@ PRODUCT, CONVOLUTION = kernel_models.Product(3, 8, 5), kernel_models.Convolution
     ],
 )
 def test_the_kernels_that_are_tried_do_the_work_that_is_counted(shape: Any, form: str, macs: int) -> None:
-    from requant.quantize.runtime.profile import executed
+    from requant.quantize.runtime.profile import profiled
 
     model, feed = shape.case(form)
-    (run,) = [run for run in executed(model.SerializeToString(), feed, threads=1) if run.macs]
+    (run,) = [run for run in profiled(model.SerializeToString(), feed, threads=1).runs if run.macs]
     assert run.macs == macs
     assert run.integer == (form != "float")
     assert (run.domain == "ai.requant") == (form in ("native", "curve"))
@@ -348,10 +348,10 @@ def test_the_native_convolution_that_is_timed_computes_what_the_runtime_computes
 
 @pytest.mark.parametrize("name", elements.KERNELS)
 def test_an_element_kernel_runs_as_the_operator_that_it_is_named_for(name: str) -> None:
-    from requant.quantize.runtime.profile import executed
+    from requant.quantize.runtime.profile import profiled
 
     row = elements.KERNELS[name]
     model, feed = elements.build(row, (1, 12, 4, 4))  # no multiple of 8 or 16: blocked layouts add nodes
-    runs = executed(model.SerializeToString(), feed, threads=1)
+    runs = profiled(model.SerializeToString(), feed, threads=1).runs
     assert [run.op for run in runs] == [row.op.rpartition(".")[2]]
     assert all(math.prod(shape) > 0 for run in runs for shape in run.outputs)

@@ -116,30 +116,18 @@ class GraphProfile(Profile):
     graph: ir.Graph
 
 
-def executed(
-    model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS
-) -> tuple[KernelRun, ...]:
-    """Run `model` under the profiler and return its nodes in order of execution.
+def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> GraphProfile:
+    """Run `model` under the profiler, and return its nodes in order of execution.
 
     Shapes of weights come from the optimized graph, because the profile does not show packed weights. For weights in
-    external files the optimized graph only refers to the files.
+    external files the optimized graph only refers to the files. The runtime names nodes that have no name in a model
+    file. `load_model` names them first.
 
     Args:
-        model: A model file, or a model in memory. All nodes need names: profile and graph are joined by name.
+        model: A model file, or a model in memory.
         feed: The inputs.
         threads: Threads inside one operator; 0 leaves the choice to the runtime.
         times: How often it is run.
-
-    Raises:
-        RequantError: The model cannot be loaded or run.
-    """
-    return profiled(model, feed, threads=threads, times=times).runs
-
-
-def profiled(model: ModelSource, feed: Mapping[str, Any], *, threads: int = 0, times: int = RUNS) -> GraphProfile:
-    """Run `model` under the profiler, `times` times; see `executed`.
-
-    The runtime names nodes that have no name in a model file. `load_model` names them first.
 
     Raises:
         RequantError: The model cannot be loaded or run.

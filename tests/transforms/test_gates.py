@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from requant.calibration.model.session import Array
 from requant.quantize import Options, Selection, quantize_model
-from requant.quantize.runtime.profile import executed
+from requant.quantize.runtime.profile import profiled
 from requant.quantize.sensitivity.switch_model import tensor_switches
 from requant.transforms import verify
 from requant.transforms.int8.forms import gate_obstacle, gate_params, lookup_rounding, to_lookup
@@ -194,7 +194,7 @@ def draw() -> Array:
 
 
 def kernels(model: ir.Model, x: Array) -> list[str]:
-    names = [run.op for run in executed(ir.to_proto(model).SerializeToString(), {"x": x})]
+    names = [run.op for run in profiled(ir.to_proto(model).SerializeToString(), {"x": x}).runs]
     return [name for name in names if name not in ("QuantizeLinear", "DequantizeLinear", "Transpose")]
 
 
@@ -297,7 +297,7 @@ def quantized(path: Path, nodes: str, **asked: Any) -> list[str]:
     model, feeds = write(path / "float.onnx", nodes)
     options = Options(**{"force_int8": True, "force": True, "seconds": 0.0, "place": "all", **asked})
     quantize_model(model, feeds, path / "int8.onnx", options)
-    names = [run.op for run in executed(path / "int8.onnx", feeds[0], threads=1)]
+    names = [run.op for run in profiled(path / "int8.onnx", feeds[0], threads=1).runs]
     return [name for name in names if name not in ("QuantizeLinear", "DequantizeLinear", "Transpose")]
 
 

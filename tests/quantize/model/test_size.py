@@ -33,7 +33,7 @@ from requant.quantize.model.files import (
 )
 from requant.quantize.model.writing import save_model
 from requant.quantize.runtime import runtimes
-from requant.quantize.runtime.profile import executed
+from requant.quantize.runtime.profile import profiled
 from requant.quantize.runtime.session import Runner
 from requant.transforms.graphs.queries import release
 from requant.transforms.merge_duplicate_nodes import merge_duplicate_nodes
@@ -434,8 +434,8 @@ def test_a_serialized_model_is_observed_and_profiled(tmp_path: Path) -> None:
     feed = {"x": matrix(9, 3, 32), "flag": np.asarray(True)}
     seen = observe(source, ["a"], [Sample(feed, None, "one")], histogram=False)
     assert seen == observe(whole().SerializeToString(), ["a"], [Sample(feed, None, "one")], histogram=False)
-    runs = executed(source, feed)
-    again = executed(serialize(load_model(tmp_path / "model.onnx")), feed)
+    runs = profiled(source, feed).runs
+    again = profiled(serialize(load_model(tmp_path / "model.onnx")), feed).runs
     assert sum(run.macs for run in runs) == sum(run.macs for run in again) > 0
 
 

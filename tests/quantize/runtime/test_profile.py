@@ -17,7 +17,7 @@ from requant import RequantError
 from requant.quantize import Options, quantize_model
 from requant.quantize.runtime import match
 from requant.quantize.runtime.kernels import uint8_kernels
-from requant.quantize.runtime.profile import KernelRun, executed, integer_share
+from requant.quantize.runtime.profile import KernelRun, integer_share, profiled
 from requant.quantize.runtime.session import Runner
 
 SAMPLE_MODELS = Path(__file__).parents[3] / "sample_models"
@@ -45,7 +45,7 @@ def products(runs: tuple[KernelRun, ...]) -> list[int]:
 
 
 def test_the_multiply_accumulates_of_the_float_model_are_those_counted_by_hand() -> None:
-    runs = executed(DIGITS, {"image": image()}, threads=1)
+    runs = profiled(DIGITS, {"image": image()}, threads=1).runs
     assert (CONV1, CONV2, FC1, FC2) == (627_200, 10_035_200, 401_408, 1_280)
     assert products(runs) == [CONV1, CONV2, FC1, FC2]
     assert integer_share(runs) == 0.0
@@ -53,14 +53,14 @@ def test_the_multiply_accumulates_of_the_float_model_are_those_counted_by_hand()
 
 
 def test_a_batch_multiplies_them() -> None:
-    runs = executed(DIGITS, {"image": np.repeat(image(), 3, axis=0)}, threads=1)
+    runs = profiled(DIGITS, {"image": np.repeat(image(), 3, axis=0)}, threads=1).runs
     assert products(runs) == [3 * macs for macs in (CONV1, CONV2, FC1, FC2)]
     assert all(shape[0] == 3 for run in runs if run.macs for shape in run.outputs)
 
 
 @pytest.mark.slow
 def test_the_int8_model_does_as_many_and_most_of_them_in_integers(digits_int8: Path) -> None:
-    runs = executed(digits_int8.read_bytes(), {"image": image()}, threads=1)
+    runs = profiled(digits_int8.read_bytes(), {"image": image()}, threads=1).runs
     assert products(runs) == [CONV1, CONV2, FC1, FC2]
     assert [run.op for run in runs if run.macs][1:] == ["QLinearConv", "QGemm", "QGemm"]
     assert integer_share(runs) == (CONV2 + FC1 + FC2) / (CONV1 + CONV2 + FC1 + FC2)
@@ -79,7 +79,7 @@ def test_matrix_products_of_any_rank_and_transposition_in_nodes_without_names(tm
         proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
     onnx.save(proto, tmp_path / "m.onnx")
     shapes = {"a": (2, 3, 4, 5), "b": (7, 4), "c": (7, 6), "d": (1, 6, 8, 8)}
-    runs = executed(tmp_path / "m.onnx", {name: np.ones(shape, np.float32) for name, shape in shapes.items()})
+    runs = profiled(tmp_path / "m.onnx", {name: np.ones(shape, np.float32) for name, shape in shapes.items()}).runs
     assert sorted(products(runs)) == sorted([2 * 3 * 4 * 9 * 5, 4 * 6 * 7, 9 * 6 * 6 * 2 * 9])
 
 
@@ -90,7 +90,7 @@ def test_the_share_of_nothing_is_zero() -> None:
 
 def test_the_profile_is_left_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    executed(DIGITS, {"image": image()})
+    profiled(DIGITS, {"image": image()})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,7 +118,7 @@ def test_recurrent_and_transposed_operators_count() -> None:
     for name, shape in (("w", (2, 20, 3)), ("r", (2, 20, 5)), ("k", (3, 4, 2, 2))):
         model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
     feed = {"x": np.ones((7, 2, 3), np.float32), "m": np.ones((1, 3, 6, 6), np.float32)}
-    macs = {run.op: run.macs for run in executed(model.SerializeToString(), feed, threads=1) if run.macs}
+    macs = {run.op: run.macs for run in profiled(model.SerializeToString(), feed, threads=1).runs if run.macs}
     # 7 steps of 2 items through both directions of W (20, 3) and R (20, 5); 36 places of 3 channels to 4 of 2x2 each
     assert macs == {"LSTM": 7 * 2 * 2 * 20 * (3 + 5), "ConvTranspose": 36 * 3 * 4 * 4}
 
@@ -138,7 +138,7 @@ def test_kernels_in_the_body_of_a_loop_count_once_per_iteration_and_the_loop_its
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     proto.graph.initializer[2].CopyFrom(numpy_helper.from_array(weights / 8, "w"))
     onnx.save(proto, tmp_path / "m.onnx")
-    runs = {run.op: run for run in executed(tmp_path / "m.onnx", {"x": np.ones((2, 64), np.float32)}, threads=1)}
+    runs = {run.op: run for run in profiled(tmp_path / "m.onnx", {"x": np.ones((2, 64), np.float32)}, threads=1).runs}
     assert (runs["Loop"].microseconds, runs["Loop"].steps) == (0.0, 1)
     assert (runs["MatMul"].steps, runs["MatMul"].macs) == (5, 5 * 2 * 64 * 64)
     assert runs["MatMul"].microseconds > 0

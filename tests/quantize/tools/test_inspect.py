@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from requant.cli import main
 from requant.quantize.console.inspected import dot_lines, structure_lines
 from requant.quantize.model.shapes import Lengths
-from requant.quantize.runtime.profile import executed
+from requant.quantize.runtime.profile import profiled
 from requant.quantize.runtime.random_inputs import generated_source
 from requant.quantize.tools.inspect.inspect import inspect_model
 
@@ -137,7 +137,7 @@ def test_multiply_accumulates_are_those_that_run() -> None:
     source = generated_source(path)
     assert source is not None
     feed = next(iter(source)).feed
-    assert inspect_model(path, Lengths.of(feed)).macs == sum(run.macs for run in executed(path, feed, threads=1))
+    assert inspect_model(path, Lengths.of(feed)).macs == sum(run.macs for run in profiled(path, feed, threads=1).runs)
 
 
 # --- the sample network, by hand

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from requant.calibration.model.session import Array
 from requant.quantize.runtime.isa import detect
-from requant.quantize.runtime.profile import executed
+from requant.quantize.runtime.profile import profiled
 from requant.transforms import verify
 from requant.transforms.graphs.inference import inferred
 from requant.transforms.graphs.queries import constant
@@ -189,7 +189,7 @@ def test_the_sums_are_the_same_wherever_it_stands(nodes: str, outputs: str, pack
 
 @pytest.mark.parametrize("shape", ["N,3,8,8", "2,3,8,8"])
 def test_the_integer_kernel_runs_it(shape: str) -> None:
-    runs = executed(proto(written(build(shape))), {"x": draw((2, 3, 8, 8))})
+    runs = profiled(proto(written(build(shape))), {"x": draw((2, 3, 8, 8))}).runs
     assert {run.op for run in runs if run.macs} == {"QLinearConv"}
     (conv,) = [run for run in runs if run.op == "QLinearConv"]
     assert conv.outputs == ((2, 3, 3, OUTPUTS),) or conv.outputs == ((2, OUTPUTS, 3, 3),)
@@ -248,7 +248,7 @@ def test_activations_of_int8_are_left_alone() -> None:
     """The runtime would run the convolution in float."""
     scheme = Scheme(activation="s8")
     assert proto(written(build(), scheme)) == proto(plain(build(), scheme))
-    runs = executed(proto(written(build(), scheme)), {"x": draw((2, 3, 8, 8))})
+    runs = profiled(proto(written(build(), scheme)), {"x": draw((2, 3, 8, 8))}).runs
     assert {run.op for run in runs if run.macs} == {"QLinearConv"}
 
 
