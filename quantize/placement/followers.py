@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ...transforms.int8.ops import OPS
 from ...transforms.int8.plan import Impl, Unit
-
-Shape = tuple[int, ...]
+from ..model.shapes import Shape
 
 
 def followers_of(

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...transforms.int8.plan import Unit
+from ..model.shapes import Shape
 from ..runtime.attribution import Spent
 
 BLOCK = 16  # the blocked layout pads channels to a multiple of this
 INTO, OUT_OF = "ReorderInput", "ReorderOutput"
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from ...calibration.model.session import Array
 from ...transforms.int8.plan import Impl, Plan, Unit
 from ..job import Job
+from ..model.shapes import Shape
 from ..options.efforts import EFFORTS
 from .absorbers import absorbers_of
 from .costs import Costs, signature
@@ -20,8 +21,6 @@ from .forms import possible_forms
 from .layouts import LayoutCosts
 from .noise import Noises, noise
 from .runs import shapes_for
-
-Shape = tuple[int, ...]
 
 OTHER_FORMS = (Impl.U8_GEMM, Impl.U8_NATIVE, Impl.DYNAMIC, Impl.DYNAMIC_NATIVE, Impl.BLOCK, Impl.BLOCK_NATIVE)
 """Forms that a unit has only where they are measured to be faster than its other forms."""
