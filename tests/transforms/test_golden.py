@@ -67,6 +67,7 @@ EXPECTED_TRANSFORMS = (
     "normalize_gemm",
     "obfuscate_names",
     "pointwise_conv_to_matmul",
+    "prune_dead_channels",
     "qdq_to_qoperator",
     "qoperator_to_qdq",
     "quantize_caches",

@@ -280,7 +280,7 @@ def scaled_inputs(weights: Weights, scale: Floats, shift: Floats) -> Constants:
             which would need the shift too.
     """
     node = weights.node
-    if shift.any() and node.op_type in CONVOLUTIONS and (node.op_type == "ConvTranspose" or _pads(node)):
+    if shift.any() and node.op_type in CONVOLUTIONS and (node.op_type == "ConvTranspose" or has_pads(node)):
         raise LeftAlone("padding")
     with np.errstate(all="ignore"):
         split = weights.split
@@ -292,8 +292,8 @@ def scaled_inputs(weights: Weights, scale: Floats, shift: Floats) -> Constants:
     return _stored(weights, None if (scale == 1).all() else split * weights.along(scale, outputs=False), bias)
 
 
-def _pads(conv: ir.Node) -> bool:
-    """Whether a Conv pads."""
+def has_pads(conv: ir.Node) -> bool:
+    """Whether a Conv or a pooling pads."""
     explicit = conv.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
     return not explicit or any(conv.attributes.get_ints("pads", ()))
 
@@ -319,13 +319,13 @@ def set_constants(taken: set[str], linear: ir.Node, constants: Constants) -> Non
     stem = linear.name or (value.name if value is not None else None) or linear.op_type
     weight, bias = constants
     if weight is not None:
-        _set_constant(taken, linear, 1, weight, f"{stem}_weight")
+        set_constant(taken, linear, 1, weight, f"{stem}_weight")
     if bias is not None:
-        _set_constant(taken, linear, 2, bias, f"{stem}_bias")
+        set_constant(taken, linear, 2, bias, f"{stem}_bias")
         linear.attributes.pop("beta", None)
 
 
-def _set_constant(taken: set[str], node: ir.Node, index: int, array: np.ndarray, stem: str) -> None:
+def set_constant(taken: set[str], node: ir.Node, index: int, array: np.ndarray, stem: str) -> None:
     """Set input `index` of `node` to a new constant, under the old name if nothing else reads the old constant."""
     graph = graph_of(node)
     old = node.inputs[index] if index < len(node.inputs) else None

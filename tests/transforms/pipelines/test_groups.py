@@ -30,8 +30,8 @@ SIMPLIFY = (
     "fuse_channel_norms sink_transposes merge_transposes merge_clips fuse_leaky_relu fuse_prelu fuse_hard_sigmoid scale_before_clip unfuse_gates "
     "einsum_to_matmul lift_head_scales normalize_gemm lift_channel_scales fold_batch_norms fuse_pad_and_conv "
     "pointwise_conv_to_matmul long_conv_to_matmul fold_pad lift_sequence_convs reduce_mean_to_pool lrn_to_pool sum_to_add "
-    "fold_gated_sums split_merged_heads where_to_add sum_without_concat flush_denormals flatten_transposes "
-    "merge_duplicate_nodes nest_concats strip_unused_nodes"
+    "fold_gated_sums split_merged_heads where_to_add sum_without_concat flush_denormals "
+    "prune_dead_channels flatten_transposes merge_duplicate_nodes nest_concats strip_unused_nodes"
 )
 
 
