@@ -18,6 +18,7 @@ from ..model.session import ModelSource
 from ..runs.broken import breakers, first_broken
 from ..statistics.histogram import CHUNK
 from ..statistics.observations import Observations, Place
+from .denormals import slow_here
 from .normalisation import BiasRatio, Deviation, Layout, Probe, probe
 
 __all__ = ["Finding", "Probe", "explain_broken", "findings", "first_broken", "growth", "growth_curve", "probe"]
@@ -364,13 +365,16 @@ def _duplicates(seen: Observations) -> list[Finding]:
 
 
 def _denormal(shares: Mapping[str, float]) -> list[Finding]:
-    """Report tensors with so many denormal values that float kernels are slow."""
+    """Report tensors with so many denormal values that float kernels are slow; a note where this CPU is not."""
     worst = sorted((name for name in shares if shares[name] >= DENORMAL), key=lambda name: -shares[name])
     if not worst:
         return []
+    found = f"denormal values (below 1.2e-38) in activations: {listed(worst)}, {shares[worst[0]]:.1%} of {worst[0]!r}"
+    if not slow_here():
+        message = f"{found}: this CPU computes them as fast as others, many Intel CPUs do not"
+        return [Finding("denormal", worst[0], message, "note")]
     message = (
-        f"denormal values (below 1.2e-38) in {listed(worst)}, {shares[worst[0]]:.1%} of {worst[0]!r}: on Intel "
-        "CPUs they make float slow, and int8 gains more than it should; run float models with the "
+        f"{found}: they make float slow on this CPU, and int8 gains more than it should; run float models with the "
         "session option session.set_denormal_as_zero, or scale inputs that are tiny"
     )
     return [Finding("denormal", worst[0], message, "warning")]

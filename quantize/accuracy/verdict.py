@@ -126,8 +126,7 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
         return f"top-1 accuracy {found.float_accuracy:.2%} -> {found.int8_accuracy:.2%} ({where})"
     scores = accuracy.scores
     if scores is not None and is_sure(accuracy):
-        noun = "answers" if scores.of_items else "predictions"
-        return f"{scores.changed} of {scores.predictions} {noun} changed{_behind(accuracy)} ({where})"
+        return f"{_changed(scores)}{_behind(accuracy)} ({where})"
     if accuracy.worst_sqnr_db == math.inf:
         return f"the same outputs ({where})"
     place, (part, noise) = min(
@@ -143,6 +142,17 @@ def answers_lost(accuracy: Accuracy, where: str) -> str:
     )
     at = worst_place(accuracy.results_db)
     return f"SQNR {_worst_text(accuracy)} at {at}{single} ({where})"
+
+
+def _changed(scores: ClassScores) -> str:
+    """Return how many answers changed; of sequences, the predictions in all items, and whether no item lost any."""
+    if scores.of_items:
+        return f"{scores.changed} of {scores.predictions} answers changed"
+    if scores.maps:
+        return f"{scores.changed} of {scores.predictions} predictions changed"
+    if scores.changed and scores.whole_interval == (0.0, 0.0):
+        return f"0 of {scores.items} whole items changed, {scores.changed} of {scores.predictions} predictions in them"
+    return f"{scores.changed} of {scores.predictions} predictions in {number_of(scores.items, 'item')} changed"
 
 
 def _worst_text(accuracy: Accuracy) -> str:

@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ OUTPUTS = frozenset({"output", "target", "report", "log", "junit", "markdown", "
 FEW = 12  # options that the help shows without groups
 SENTENCE = 200  # characters of the first sentence of a command's help
 NAMES = 24  # columns of names in the help; a longer name has a line of its own
+ALIKE = 2 / 3
+"""The least share of common letters of an option that is suggested for a wrong one."""
 TYPED, QUIET, VERBOSE = "requant.typed", "requant.quiet", "requant.verbose"
 """Keys of the context for the command line and for the two switches."""
 
@@ -50,8 +53,17 @@ def _one_line_error(error: click.UsageError) -> click.ClickException:
     """Return what a wrong command line ends with: one line, where click would print three, or the help."""
     if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has no such class
         return error
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        alike = [name for name in error.possibilities if _resembles(name, error.option_name)]
+        error = click.NoSuchOption(error.option_name, error.message, alike, error.ctx)
     command = error.ctx.command_path if error.ctx is not None else "requant"
     return CommandError(f"{error.format_message()} (see '{command} --help')")
+
+
+def _resembles(option: str, typed: str) -> bool:
+    """Whether an option is near enough to a typed one to be meant: the dashes do not count."""
+    one, other = (name.lstrip("-") for name in (option, typed))
+    return one.startswith(other) or other.startswith(one) or SequenceMatcher(None, one, other).ratio() >= ALIKE
 
 
 def _write_sections(formatter: click.HelpFormatter, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ... import RequantError
+from ...calibration.checks.denormals import slow_here
 from ...calibration.data.kept import kept
 from ...calibration.data.sources import DataSource, Source
 from ...calibration.model.newer import lower
@@ -29,9 +30,10 @@ from ..runtime.session import Runner
 from .simplify import FLUSH, LOAD, WIDEN, simplify
 
 FLUSHED = (
-    "{} weight tensors have denormal values (below 1.2e-38), which Intel CPUs compute slowly; they are zero in the "
-    "written model and in the float model that it is compared with"
+    "{} weight tensors have denormal values (below 1.2e-38){}; they are zero in the written model and in the float "
+    "model that it is compared with"
 )
+SLOW = ", which this CPU computes slowly"
 WIDENED = "the runtime has no kernels for bfloat16: the float model is run in float32"
 LOADED = "the runtime does not load the float model: its initializers are constants, not inputs"
 NOT_JUDGED = "the accuracy of the INT8 model is not judged"
@@ -108,7 +110,7 @@ def reference_of(path: Path, original: ir.Model, folder: Path) -> tuple[ModelSou
         done = simplify(original, silent, pipeline=f"{repair} {FLUSH}")
     flushed = sum(result.change.applied for result in done.applied if result.step.name == FLUSH)
     if flushed:
-        notes.append(FLUSHED.format(flushed))
+        notes.append(FLUSHED.format(flushed, SLOW if slow_here() else ""))
     if not notes:
         return path, []
     lower(done.model)

@@ -151,6 +151,14 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
         with_accuracy(changed(CLASSES, predictions=6400, maps=True)),
         "2.9x faster, 3.9x smaller, 100 of 6400 predictions changed (calibration data)",
     ),
+    "sequences": (
+        with_accuracy(changed(CLASSES, predictions=640, items=64, whole_interval=(0.0, 0.01))),
+        "2.9x faster, 3.9x smaller, 10 of 640 predictions in 64 items changed (calibration data)",
+    ),
+    "sequences with the same texts": (
+        with_accuracy(changed(CLASSES, predictions=640, items=64, whole_interval=(0.0, 0.0))),
+        "2.9x faster, 3.9x smaller, 0 of 64 whole items changed, 10 of 640 predictions in them (calibration data)",
+    ),
     "no classes": (
         with_accuracy(EMBEDDING),
         "2.9x faster, 3.9x smaller, SQNR 45.5 dB at the output (calibration data)",

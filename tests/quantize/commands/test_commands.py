@@ -904,3 +904,17 @@ def test_an_option_that_would_do_nothing_is_refused(arguments: list[str]) -> Non
     assert result.exit_code == 2
     assert result.stderr.startswith("requant: ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("--samples", ""),  # not --state
+        ("--jsn", " Did you mean '--json'?"),
+        ("--al", " Did you mean '--all'?"),
+    ],
+)
+def test_a_wrong_option_names_only_near_ones(typed: str, hint: str) -> None:
+    done = CliRunner().invoke(main, ["explain", "model.onnx", typed, "2"], prog_name="requant")
+    told = f"requant: No such option '{typed}'.{hint} (see 'requant explain --help')\n"
+    assert (done.exit_code, done.stderr) == (2, told)

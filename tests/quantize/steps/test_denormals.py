@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from requant.calibration.checks.denormals import denormal_shares
+from requant.calibration.checks.denormals import SLOWER, denormal_shares, slow_here
 from requant.calibration.checks.findings import findings
 from requant.calibration.data.samples import Sample
 from requant.calibration.model.session import Serialized
@@ -18,8 +18,9 @@ from requant.calibration.statistics.observations import Observations
 from requant.quantize import Options, quantize_model
 from requant.quantize.model.files import load_model
 from requant.quantize.runtime.progress import silent
+from requant.quantize.steps import reference
 from requant.quantize.steps.prepare import prepare
-from requant.quantize.steps.reference import FLUSHED, WIDENED, reference_of
+from requant.quantize.steps.reference import FLUSHED, SLOW, WIDENED, reference_of
 from requant.transforms import run
 from requant.transforms.flush_denormals import count_denormals, denormals_in
 
@@ -74,7 +75,7 @@ def test_a_model_that_must_be_widened_is_compared_without_denormals_too(tmp_path
         tensor.CopyFrom(onnx.helper.make_tensor(name, onnx.TensorProto.BFLOAT16, shape, halves.tobytes(), raw=True))
     onnx.save(proto, tmp_path / "m.onnx")
     source, notes = reference_of(tmp_path / "m.onnx", load_model(tmp_path / "m.onnx"), tmp_path)
-    assert notes == [WIDENED, FLUSHED.format(1)]
+    assert notes == [WIDENED, FLUSHED.format(1, SLOW if slow_here() else "")]
     assert isinstance(source, Serialized)
     weights = [numpy_helper.to_array(each) for each in onnx.load_model_from_string(source.data).graph.initializer]
     floats = [each for each in weights if each.dtype == np.float32]
@@ -141,7 +142,26 @@ def test_weights_of_float16_stay() -> None:
     assert weights.numpy()[0] > 0
 
 
-def test_denormal_activations_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", [False, True], ids=["as fast", "slow"])
+def test_only_a_slow_cpu_is_called_slow(slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "slow_here", lambda: slow)
+    _, (note,) = reference_of(saved(tmp_path, 0.25), load_model(tmp_path / "m.onnx"), tmp_path)
+    assert (SLOW in note, "Intel" in note) == (slow, False)
+    monkeypatch.setattr("requant.calibration.checks.findings.slow_here", lambda: slow)
+    (told,) = findings(Observations(), denormal={"x": 0.5})
+    assert told.severity == ("warning" if slow else "note")
+    assert ("set_denormal_as_zero" in told.message) == slow
+
+
+def test_whether_a_cpu_is_slow_is_the_ratio_of_two_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ratio in (1, SLOWER - 1, SLOWER + 1):
+        times = iter([[ratio * 1e-6], [1e-6]])
+        monkeypatch.setattr("timeit.repeat", lambda *_, times=times, **__: next(times))
+        assert slow_here.__wrapped__() == (ratio > SLOWER)
+
+
+def test_denormal_activations_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("requant.calibration.checks.findings.slow_here", lambda: True)
     path = saved(tmp_path, 0.0)
     x = np.ones((2, 64), np.float32)
     x[:, :16], x[:, 16:20] = 1e-40, 0
