@@ -49,6 +49,11 @@ def is_replacement(label: str) -> bool:
     return INTO in label
 
 
+def tensor_of(label: str) -> str:
+    """Return the name of the tensor that was compared in place of an output, from its label; empty for outputs."""
+    return label.partition(INTO)[0] if is_replacement(label) else ""
+
+
 def is_layer(node: ir.Node) -> bool:
     """Whether a node computes new quantities from its inputs."""
     row = OPS.get(node.op_type)

@@ -33,6 +33,9 @@ RANKS = ("TopK", "Equal")  # operators that compare the scores of a detector, an
 SAME_SCORES = frozenset({"ReduceMax", "Sigmoid", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 """Operators whose result holds the scores, or the best ones, of their input."""
 
+SAME_VALUES = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators whose result holds values of their input, so that both have nearly the same SQNR."""
+
 
 def outputs_without_signal(accuracy: Accuracy) -> list[str]:
     """Return the outputs without any signal left, for instance because their lengths differ."""
@@ -80,9 +83,29 @@ def chosen_outputs(model: ir.Model, given: Collection[str] = ()) -> dict[str, tu
     for output in model.graph.outputs:
         last = output.producer()
         if output in chosen and last is not None:
-            behind = {v.name: (node.name, i, ranks.get(v, node.op_type)) for node, i, v in _behind(last, chosen, known)}
-            found[str(output.name)] = tuple((node, i, f"{name}{into(op)}") for name, (node, i, op) in behind.items())
+            behind = {v: (node.name, i, ranks.get(v, node.op_type)) for node, i, v in _behind(last, chosen, known)}
+            operators = {value: op for value, (_, _, op) in behind.items()}
+            found[str(output.name)] = tuple(
+                (str(node), i, f"{value.name}{into(op)}")
+                for value, (node, i, op) in behind.items()
+                if not _repeats(value, operators)
+            )
     return {name: readers for name, readers in found.items() if readers}
+
+
+def _repeats(value: ir.Value, operators: Mapping[ir.Value, str]) -> bool:
+    """Whether a tensor holds values of another one of some tensors, and the same operator reads both.
+
+    Args:
+        value: One of the tensors.
+        operators: The operator that reads each of them.
+    """
+    operator, node = operators[value], producer_of(value)
+    while node is not None and node.op_type in SAME_VALUES and node.inputs[0] is not None:
+        if operators.get(node.inputs[0]) == operator:
+            return True
+        node = producer_of(node.inputs[0])
+    return False
 
 
 def replacements_for(

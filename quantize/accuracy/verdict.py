@@ -15,6 +15,7 @@ from ..model.files import size_text
 from ..runtime.machine import ONNX_RUNTIME
 from ..runtime.runtimes import Identity
 from ..runtime.timing import Latency
+from .choices import tensor_of
 from .class_scores import ClassScores
 from .drop import Versus
 from .lengths import sqnr_text
@@ -236,11 +237,13 @@ def accuracy_rows(accuracy: Accuracy, where: str, shown: str = "", *, held_out: 
 def _sqnr_rows(accuracy: Accuracy, where: str, shown: str, held_out: bool) -> Iterator[Row]:
     """Yield the SQNR of each output and each quiet part, with the lower end of its interval where it is known.
 
+    An output that another one is chosen from has one row, not a second one in the place of the other.
+
     The arguments are as for `accuracy_rows`.
     """
     places, hidden = accuracy.places_db, hidden_outputs(accuracy)
     for name, value in places.items():
-        if len(places) == 1 and shown in ("sqnr", "SQNR"):
+        if (len(places) == 1 and shown in ("sqnr", "SQNR")) or places.get(tensor_of(name)) == value:
             continue
         kind = ", a state" if name in accuracy.states else ""
         low = accuracy.least_db(name) if name in accuracy.sqnr_db else value

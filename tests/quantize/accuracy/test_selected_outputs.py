@@ -69,6 +69,14 @@ GRAPHS = {
           [same] q = Equal(x, p)
           [number] c = Cast<to = 1>(q)
           [kept] y = Mul(x, c) }""",
+        {"y": {"x (into Equal)"}},  # p holds values of x
+    ),
+    "peaks of two maps": (
+        """net (float[1,1,8,8] x, float[1,1,8,8] z) => (float[1,1,8,8] y) {
+          [around] p = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(z)
+          [same] q = Equal(x, p)
+          [number] c = Cast<to = 1>(q)
+          [kept] y = Mul(x, c) }""",
         {"y": {"x (into Equal)", "p (into Equal)"}},
     ),
     "one value apart": (

@@ -18,7 +18,7 @@ from requant.quantize.accuracy.drop import Versus
 from requant.quantize.accuracy.metrics import metric_named
 from requant.quantize.accuracy.outputs import Accuracy, Labelled
 from requant.quantize.accuracy.promise import promise
-from requant.quantize.accuracy.verdict import WEIGHTS, latency_rows
+from requant.quantize.accuracy.verdict import WEIGHTS, accuracy_rows, latency_rows
 from requant.quantize.job import Placement, Served
 from requant.quantize.placement.batches import NATIVE
 from requant.quantize.result import Given, NativeUse, Rejected
@@ -456,3 +456,9 @@ def test_the_rows_tell_both_errors_of_a_dynamic_model() -> None:
     document = result.to_json()["given"]
     assert (document["output"]["agreement"], document["own"]["agreement"]) == (60 / 64, 61 / 64)
     assert RESULT.to_json()["given"] is None
+
+
+def test_an_output_that_another_is_chosen_from_has_one_row() -> None:
+    found = replace(EMBEDDING, sqnr_db={"map": 22.0, "map (into Equal)": 22.0, "boxes (into Gather)": 25.6})
+    told = [text for name, text in accuracy_rows(found, "data") if name == "SQNR"]
+    assert [text.partition(" (data)")[0] for text in told] == ["22.0 dB at map", "25.6 dB at boxes (into Gather)"]
