@@ -119,7 +119,8 @@ def _shrink(
     if before is not None and not is_depthwise(weights):
         if fixed is not None:
             inputs = np.where(before | ~np.isfinite(fixed), 0, fixed)
-            bias = summands(weights, inputs) if inputs.any() else bias
+            added = summands(weights, inputs)
+            bias = added if bias is not None or added.any() else None
         array = np.compress(before, array, axis=1 if first else 0)
     if after is not None:
         array = np.compress(after, array, axis=0 if first else 1)

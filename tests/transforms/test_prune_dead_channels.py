@@ -97,7 +97,7 @@ BETWEEN = ["Relu", "Abs", "PRelu", "Mul", "Add", "MaxPool", "AveragePool", "deep
     count=st.sampled_from(COUNTS),
     between=st.lists(st.sampled_from(BETWEEN), max_size=4),
     joined=st.booleans(),
-    end=st.sampled_from(["conv", "padded", "turned", "gemm", "output"]),
+    end=st.sampled_from(["conv", "padded", "turned", "gemm", "matmul", "output"]),
 )
 def test_results_stay(seed: int, count: int, between: list[str], joined: bool, end: str) -> None:
     net = Net(np.random.default_rng(seed))
@@ -120,6 +120,11 @@ def test_results_stay(seed: int, count: int, between: list[str], joined: bool, e
             net.constant(np.array([3])),
             alpha=2.0,
             beta=0.5,
+        ),
+        "matmul": lambda: net.add(
+            "MatMul",
+            net.add("Flatten", net.add("GlobalMaxPool", last)),
+            net.constant(net.rng.integers(-1, 2, (channels, 2))),
         ),
         "output": lambda: last,
     }

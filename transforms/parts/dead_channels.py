@@ -30,11 +30,12 @@ Matrices: TypeAlias = dict[ir.Node, Mask]
 def used_weights(model: ir.Model) -> Matrices:
     """Return which weights of the linear operators of the main graph are not 0.
 
-    Left out: weights that are not constant or not float32, and convolutions in groups that are not depthwise.
+    Left out: weights that are not constant or not float32, convolutions in groups that are not depthwise, and products
+    with tensors that have more than two axes.
     """
     found = {}
     for node in model.graph:
-        if node.domain or node.op_type not in LINEAR:
+        if node.domain or node.op_type not in LINEAR or _reads_tokens(node):
             continue
         try:
             weights = weights_of(node)
@@ -57,6 +58,12 @@ def by_channels(weights: Weights) -> np.ndarray:
     if weights.node.op_type != "Conv" and not weights.transposed:
         array = array.swapaxes(0, 1)
     return array.reshape(*array.shape[:2], -1)
+
+
+def _reads_tokens(node: ir.Node) -> bool:
+    """Whether a MatMul is known to read a tensor with more axes than one for items and one for channels."""
+    shape = plain_shape(node.inputs[0])
+    return node.op_type == "MatMul" and shape is not None and len(shape) != 2
 
 
 def _turned(node: ir.Node) -> bool:
