@@ -57,6 +57,7 @@ EXPECTED_TRANSFORMS = (
     "lift_channel_scales",
     "lift_head_scales",
     "lift_sequence_convs",
+    "lift_volume_convs",
     "long_conv_to_matmul",
     "lrn_to_pool",
     "merge_clips",

@@ -29,7 +29,7 @@ SIMPLIFY = (
     "remove_no_ops sink_squeezes split_short_sums simplify_reshapes unshuffle_to_depth scale_resizes remove_expands "
     "fuse_channel_norms sink_transposes merge_transposes merge_clips fuse_leaky_relu fuse_prelu fuse_hard_sigmoid scale_before_clip unfuse_gates "
     "einsum_to_matmul lift_head_scales normalize_gemm lift_channel_scales fold_batch_norms fuse_pad_and_conv "
-    "pointwise_conv_to_matmul long_conv_to_matmul fold_pad lift_sequence_convs reduce_mean_to_pool lrn_to_pool sum_to_add "
+    "pointwise_conv_to_matmul long_conv_to_matmul fold_pad lift_sequence_convs lift_volume_convs reduce_mean_to_pool lrn_to_pool sum_to_add "
     "fold_gated_sums split_merged_heads where_to_add sum_without_concat flush_denormals "
     "prune_dead_channels flatten_transposes merge_duplicate_nodes nest_concats strip_unused_nodes"
 )
