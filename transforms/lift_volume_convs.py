@@ -33,8 +33,9 @@ def lift_volume_convs(model: ir.Model) -> Change:
              z = Relu(Conv(t, W')), W' (M, K * C, P, Q);
              y = Transpose(Reshape(z, [N, D', M, H', W']), perm=[0, 2, 1, 3, 4])
         What stands between convolutions computes on frames too: functions of each value, also of two tensors, a Concat
-        of channels, and pools and ConvTransposes whose window has one frame. An InstanceNormalization computes on
-        images (N, C, D, H * W). Native operators and the blocked layout of ONNX Runtime are for images alone.
+        of channels, and pools and ConvTransposes whose window has one frame. A tap that reads only pads is left out.
+        An InstanceNormalization computes on images (N, C, D, H * W). Native operators and the blocked layout of ONNX
+        Runtime are for images alone.
     Left alone: opsets below 13 (``opset``); computed weights, or pads by rule (``computed``); lengths that are unknown,
         except that of the batch (``shape-unknown``); several groups in a window of several frames (``groups``); a Conv
         with fewer than 16 results (``narrow``); one in whose window a frame has one value, or a ConvTranspose, that
@@ -198,7 +199,7 @@ class _Writer:
         """
         value = node.inputs[0]
         assert value is not None
-        if taps.all_alike:
+        if not taps.changes(volume.depth):
             return
         axis, lengths = (0, _four(volume)) if volume.batch == 1 else (1, _five(volume))
         front: list[Step] = []

@@ -70,10 +70,9 @@ class Taps:
     stride: int
     count: int
 
-    @property
-    def all_alike(self) -> bool:
-        """Whether the only tap is the volume itself."""
-        return self.pads == (0, 0) and len(self.starts) == 1 and self.stride == 1
+    def changes(self, depth: int) -> bool:
+        """Whether the taps are not a single one, of all frames of a volume of this depth."""
+        return self.pads != (0, 0) or len(self.starts) != 1 or self.stride != 1 or self.count != depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +111,30 @@ def _convolved(node: ir.Node, known: Known) -> Framed | None:
     outputs, inputs, depth, *window = array.shape
     if depth > 1 and node.attributes.get_int("group", 1) != 1:
         return None
-    pads, dilation = window_of(node, "pads", 0), window_of(node, "dilations", 1)[0]
-    taps = Taps(
-        (pads[0], pads[3]),
-        [tap * dilation for tap in range(depth)],
-        window_of(node, "strides", 1)[0],
-        result.depth,
-    )
-    wide = array.transpose(0, 2, 1, 3, 4).reshape(outputs, depth * inputs, *window)
+    kept, taps = _taps(node, depth, volume.depth, result.depth)
+    wide = array[:, :, kept].transpose(0, 2, 1, 3, 4).reshape(outputs, len(kept) * inputs, *window)
     return Framed(constants={1: wide}, attributes=_flat(node), taps=taps)
+
+
+def _taps(node: ir.Node, window: int, depth: int, count: int) -> tuple[list[int], Taps]:
+    """Return which taps along the depth a Conv needs, and their frames; those that read pads alone add nothing.
+
+    Args:
+        node: The Conv.
+        window: The frames of its window.
+        depth: The frames of a volume.
+        count: The frames of a result.
+    """
+    pads, stride = window_of(node, "pads", 0), window_of(node, "strides", 1)[0]
+    dilation = window_of(node, "dilations", 1)[0]
+    frames, reach = range(pads[0], pads[0] + depth), stride * (count - 1) + 1
+    starts = [tap * dilation for tap in range(window)]
+    kept = [tap for tap, start in enumerate(starts) if any(f in frames for f in range(start, start + reach, stride))]
+    kept = kept or [0]
+    first, end = starts[kept[0]], starts[kept[-1]] + reach
+    cut = min(first, pads[0])
+    behind = max(0, end - frames.stop)
+    return kept, Taps((pads[0] - cut, behind), [starts[tap] - cut for tap in kept], stride, count)
 
 
 def _transposed(node: ir.Node, known: Known) -> Framed | None:
