@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,7 +19,9 @@ TURN = (0, 2, 1, 3, 4)
 """The order of axes in which the frames of a volume follow each other: it swaps depth and channels."""
 BLOCK = 16
 """The fewest results with which a Conv of images is faster in ONNX Runtime than one of volumes, in float: a block of
-the layout of images has so many channels. With 8 it takes 1.5 times as long, with 16 and more 0.6 times."""
+the layout of images has so many channels. With 8 it takes 1.5 times as long, with 16 and more 0.6 times. A narrower
+one computes on frames if it reads frames: a U-Net as a whole takes as long as if these stayed volumes, and their native
+operators are much faster."""
 LARGEST = 2**30  # bytes; the most that the joined taps of a volume may take
 
 
@@ -33,13 +35,15 @@ def lift_volume_convs(model: ir.Model) -> Change:
              z = Relu(Conv(t, W')), W' (M, K * C, P, Q);
              y = Transpose(Reshape(z, [N, D', M, H', W']), perm=[0, 2, 1, 3, 4])
         What stands between convolutions computes on frames too: functions of each value, also of two tensors, a Concat
-        of channels, and pools and ConvTransposes whose window has one frame. A tap that reads only pads is left out.
+        of channels, and pools whose window has one frame. A ConvTranspose with stride S computes S * M channels, which
+        a Reshape makes frames. A tap that reads only pads is left out.
         An InstanceNormalization computes on images (N, C, D, H * W). Native operators and the blocked layout of ONNX
         Runtime are for images alone.
     Left alone: opsets below 13 (``opset``); computed weights, or pads by rule (``computed``); lengths that are unknown,
         except that of the batch (``shape-unknown``); several groups in a window of several frames (``groups``); a Conv
-        with fewer than 16 results (``narrow``); one in whose window a frame has one value, or a ConvTranspose, that
-        reads no frames (``alone``); taps of more than 1 GiB (``large``).
+        with fewer than 16 results that reads no frames (``narrow``); other convolutions that read none, if they are
+        ConvTransposes or have one value of a frame in their windows, and a ConvTranspose with a dilated depth, or whose
+        result has not as many frames for each frame as the stride says (``alone``); taps beyond 1 GiB (``large``).
     """
     change = Change()
     convs = [(node, graph) for graph in computing_graphs(model) for node in graph if is_volume_conv(node)]
@@ -55,8 +59,9 @@ def lift_volume_convs(model: ir.Model) -> Change:
             if node in found:
                 change.applied += 1
             else:
-                change.skip(_obstacle(node, known) or "alone")
+                change.skip(_obstacle(node, known) or ("narrow" if _is_narrow(node) else "alone"))
         values = {value for node in found for value in (*node.inputs, node.outputs[0])}
+        _declare(values, known)
         _Writer(graph, found, {value: volume_of(known, value) for value in values}, taken).write()
     return change
 
@@ -69,12 +74,8 @@ def _obstacle(node: ir.Node, known: Known) -> str:
     volume = volume_of(known, node.inputs[0])
     if volume is None or volume_of(known, node.outputs[0]) is None:
         return "shape-unknown"
-    if node.op_type != "Conv":
-        return ""
     if weights.shape[2] != 1 and node.attributes.get_int("group", 1) != 1:
         return "groups"
-    if int(weights.shape.numpy()[0]) < BLOCK:
-        return "narrow"
     form = framed(node, known)
     return "large" if form is not None and form.taps is not None and bytes_of(volume, form.taps) > LARGEST else ""
 
@@ -82,7 +83,22 @@ def _obstacle(node: ir.Node, known: Known) -> str:
 def _begins(node: ir.Node) -> bool:
     """Return whether a convolution gains although it reads a volume: a Conv whose window has several values a frame."""
     weights = constant(node.inputs[1])
-    return weights is not None and node.op_type == "Conv" and tuple(weights.shape.numpy()[3:]) != (1, 1)
+    plain = weights is not None and node.op_type == "Conv" and not _is_narrow(node)
+    return plain and weights is not None and tuple(weights.shape.numpy()[3:]) != (1, 1)
+
+
+def _is_narrow(node: ir.Node) -> bool:
+    """Return whether a Conv computes few channels."""
+    weights = constant(node.inputs[1])
+    return weights is not None and node.op_type == "Conv" and int(weights.shape.numpy()[0]) < BLOCK
+
+
+def _declare(values: Iterable[ir.Value | None], known: Known) -> None:
+    """Declare the inferred types of values: what is inserted behind them has these types."""
+    for value in values:
+        dtype = known.dtype(value)
+        if value is not None and value.type is None and dtype is not None:
+            value.type = ir.TensorType(dtype)
 
 
 def _found(graph: ir.Graph, known: Known) -> dict[ir.Node, Framed]:
@@ -139,12 +155,9 @@ class _Writer:
 
     def write(self) -> None:
         """Rewrite all nodes, and give volumes to the other readers of their results."""
-        others = {
-            node.outputs[0]: [
-                (use.node, use.idx) for use in node.outputs[0].uses() if not self._is_data(use.node, use.idx)
-            ]
-            for node in self.found
-        }
+        results = [node.outputs[0] for node in self.found]
+        reads = {value: [(use.node, use.idx) for use in value.uses()] for value in results}
+        others = {value: [read for read in uses if not self._is_data(*read)] for value, uses in reads.items()}
         for node, form in self.found.items():
             before, after = self._volume(node.inputs[0]), self._volume(node.outputs[0])
             for index in form.data:
@@ -154,7 +167,9 @@ class _Writer:
             self._rewrite(node, form, after)
             if form.taps is not None:
                 self._tap(node, form.taps, before)
-            elif node.op_type == NORM:
+            if form.phases > 1:
+                self._part(node, form.phases, after)
+            if node.op_type == NORM:
                 self._normalize(node, after)
         for value, uses in others.items():
             self._restore(value, self._volume(value), uses)
@@ -229,6 +244,14 @@ class _Writer:
             nodes += self._chain(nodes[-1].outputs[0], [Step("Reshape", target=True, lengths=_four(made))], "taps")
         self.graph.insert_before(node, nodes)
         node.replace_input_with(0, nodes[-1].outputs[0])
+
+    def _part(self, node: ir.Node, phases: int, volume: Volume) -> None:
+        """Make frames of the channels of a ConvTranspose, whose result is `volume`."""
+        result = node.outputs[0]
+        nodes = self._chain(result, [Step("Reshape", target=True, lengths=_four(volume))], "frames")
+        self.graph.insert_after(node, nodes)
+        each = replace(volume, depth=volume.depth // phases, channels=volume.channels * phases)
+        result.shape, self.frames[result] = ir.Shape(_four(each)), nodes[-1].outputs[0]
 
     def _normalize(self, node: ir.Node, volume: Volume) -> None:
         """Let an InstanceNormalization read and write images (N, C, D, H * W)."""

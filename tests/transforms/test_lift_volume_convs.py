@@ -47,6 +47,11 @@ BODIES = {
     "no rows": "b = Conv <pads = [1, 0, 0, 1, 0, 0]> (a, deep) y = Relu(b)",
     "depthwise in a frame": "y = Conv <group = 16, pads = [0, 1, 1, 0, 1, 1]> (a, dw)",
     "transposed": "y = ConvTranspose <strides = [1, 2, 2]> (a, up)",
+    "transposed, a frame for each tap": "y = ConvTranspose <strides = [2, 2, 2]> (a, up2, bias)",
+    "transposed, joined taps": "b = ConvTranspose <strides = [2, 2, 2], pads = [1, 1, 1, 1, 1, 1], "
+    "output_padding = [1, 1, 1]> (a, w, bias) d = Relu(b) y = Conv <pads = [0, 1, 1, 0, 1, 1]> (d, flat)",
+    "transposed, stride 1": "y = ConvTranspose <pads = [1, 1, 1, 1, 1, 1]> (a, w)",
+    "few results": "y = Conv(a, few)",
     "functions": "b = Sigmoid(a) d = Mul(a, b) e = Clip(d) y = LeakyRelu <alpha = 0.1> (e)",
     "constants of channels": "b = Add(a, slope) d = Mul(b, whole) e = Mul(d, one) y = PRelu(e, slope)",
     "a constant of columns": "b = Add(a, columns) y = Conv(b, w)",
@@ -144,6 +149,14 @@ def test_taps_of_pads_alone_are_left_out() -> None:
     assert operators(lifted) == ["Reshape", "Conv", "Relu", "Reshape"]
 
 
+def test_types_are_declared_where_shapes_are(caplog: pytest.LogCaptureFixture) -> None:
+    """onnx-ir warns of a shape without a type, and does not write it."""
+    lifted = lift(network(BODIES["a norm of instances"]))
+    ir.to_proto(lifted)
+    assert all(value.type is not None for node in lifted.graph for value in node.outputs)
+    assert "Skipping serialization" not in caplog.text
+
+
 def test_a_second_time_it_changes_nothing() -> None:
     (again,) = run(parse("lift_volume_convs"), lift(network(BODIES["a residual"]))).applied
     assert again.change.applied == 0
@@ -152,9 +165,11 @@ def test_a_second_time_it_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("body", "skipped"),
     [
-        ("y = Conv(a, few)", {"narrow": 1}),
+        ("b = Softmax <axis = 2> (a) y = Conv(b, few)", {"narrow": 1}),
         ("y = Conv <group = 16> (a, dw3)", {"groups": 1}),
-        ("y = ConvTranspose <strides = [2, 2, 2]> (a, up2)", {"alone": 1}),
+        ("y = ConvTranspose <dilations = [2, 1, 1]> (a, up2)", {"alone": 1}),
+        ("y = ConvTranspose <strides = [2, 2, 2]> (a, w)", {"alone": 1}),
+        ("b = Softmax <axis = 2> (a) y = ConvTranspose <strides = [2, 2, 2]> (b, up2)", {"alone": 1}),
         ("b = Softmax <axis = 2> (a) y = Conv(b, point)", {"alone": 1}),
         ('y = Conv <auto_pad = "SAME_UPPER"> (a, w)', {"computed": 1}),
     ],
@@ -202,3 +217,27 @@ def test_any_window_computes_the_same(
     after = outputs(lifted.model, 3)
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=2 * 864 * 1.2e-7 * float(np.abs(before).max(initial=0)))
     assert lifted.applied[0].change.applied == (2 if groups == 1 or window[0] == 1 else 1)
+
+
+@settings(max_examples=60)
+@given(
+    window=st.integers(1, 5),
+    stride=st.integers(1, 3),
+    front=st.integers(0, 4),
+    depth=st.integers(1, 5),
+    batch=st.sampled_from(["1", "2", "N"]),
+)
+def test_any_transposed_depth_computes_the_same(window: int, stride: int, front: int, depth: int, batch: str) -> None:
+    behind = window - front - stride  # so that the result has `stride` frames for each frame
+    beyond = max(0, -behind)
+    assume(beyond < stride and front < window)
+    attributes = (
+        f"strides = {[stride, 2, 1]}, pads = {[front, 0, 1, max(0, behind), 1, 0]}, output_padding = {[beyond, 1, 0]}"
+    )
+    shapes = SHAPES | {"any": (16, 16, window, 3, 2)}
+    model = network(f"b = Relu(a) y = ConvTranspose <{attributes}> (b, any, bias)", batch, shapes, depth)
+    before = outputs(model, 3)
+    lifted = run(parse("lift_volume_convs"), model)
+    after = outputs(lifted.model, 3)
+    np.testing.assert_allclose(after, before, rtol=1e-4, atol=2 * 864 * 1.2e-7 * float(np.abs(before).max(initial=0)))
+    assert lifted.applied[0].change.applied == 2

@@ -84,12 +84,14 @@ class Framed:
         constants: New values of constant inputs, by index.
         attributes: New values of attributes.
         taps: The frames that a convolution joins along the channels of its input; None for other nodes.
+        phases: The frames that the channels of one frame of the result hold, one behind the other.
     """
 
     data: Sequence[int] = (0,)
     constants: Mapping[int, NDArray[np.generic]] = field(default_factory=dict)
     attributes: Mapping[str, int | list[int]] = field(default_factory=dict)
     taps: Taps | None = None
+    phases: int = 1
 
 
 Rule = Callable[[ir.Node, Known], "Framed | None"]
@@ -138,13 +140,56 @@ def _taps(node: ir.Node, window: int, depth: int, count: int) -> tuple[list[int]
 
 
 def _transposed(node: ir.Node, known: Known) -> Framed | None:
-    """A ConvTranspose whose window has one frame."""
-    weights = constant(node.inputs[1])
-    if weights is None or weights.shape[2] != 1 or not _keeps_depth(node) or not _is_explicit(node):
+    """A ConvTranspose: the frames that one frame of the input adds to, for each place in a stride, are channels."""
+    volume, weights = volume_of(known, node.inputs[0]), constant(node.inputs[1])
+    result = volume_of(known, node.outputs[0])
+    if (
+        volume is None
+        or result is None
+        or weights is None
+        or not _is_explicit(node)
+        or "output_shape" in node.attributes
+    ):
         return None
-    if "output_shape" in node.attributes or window_of(node, "output_padding", 0)[0]:
+    stride, bias = window_of(node, "strides", 1)[0], node.inputs[2] if len(node.inputs) > 2 else None
+    if weights.shape[2] == 1 and _keeps_depth(node) and result.depth == volume.depth:
+        return Framed(constants={1: weights.numpy()[:, :, 0]}, attributes=_flat(node))
+    one_group = node.attributes.get_int("group", 1) == window_of(node, "dilations", 1)[0] == 1
+    if not one_group or result.depth != stride * volume.depth or (bias is not None and constant(bias) is None):
         return None
-    return Framed(constants={1: weights.numpy()[:, :, 0]}, attributes=_flat(node))
+    taps, wide = _phases(weights.numpy(), stride, window_of(node, "pads", 0)[0], volume.depth)
+    constants = {1: wide}
+    if (tensor := constant(bias)) is not None:
+        constants[2] = np.tile(tensor.numpy(), stride)
+    return Framed(constants=constants, attributes=_flat(node), taps=taps, phases=stride)
+
+
+def _phases(weights: NDArray[np.generic], stride: int, front: int, depth: int) -> tuple[Taps, NDArray[np.generic]]:
+    """Return the taps of a ConvTranspose along the depth, and its weights (taps * C, stride * M, P, Q) on frames.
+
+    Frame ``stride * e + phase`` of the result is the sum over the frames ``e + offset`` of the input, each with the
+    weights at ``phase + front - stride * offset``, where the window has them.
+
+    Args:
+        weights: The weights (C, M, K, P, Q).
+        stride: The stride along the depth; the result has as many frames for each of the input.
+        front: The frames that are cut off in front.
+        depth: The frames of the input.
+    """
+    inputs, outputs, window, *plane = weights.shape
+    places = {
+        ((phase + front - k) // stride, phase): k
+        for phase in range(stride)
+        for k in range(window)
+        if (phase + front - k) % stride == 0 and abs((phase + front - k) // stride) < depth
+    }
+    offsets = sorted({offset for offset, _ in places} | ({0} if not places else set()))
+    before = max(0, -offsets[0])
+    wide = np.zeros((len(offsets), inputs, stride, outputs, *plane), weights.dtype)
+    for (offset, phase), k in places.items():
+        wide[offsets.index(offset), :, phase] = weights[:, :, k]
+    taps = Taps((before, max(0, offsets[-1])), [offset + before for offset in offsets], 1, depth)
+    return taps, wide.reshape(len(offsets) * inputs, stride * outputs, *plane)
 
 
 def _pooled(node: ir.Node, known: Known) -> Framed | None:
