@@ -35,10 +35,10 @@ def lift_volume_convs(model: ir.Model) -> Change:
              z = Relu(Conv(t, W')), W' (M, K * C, P, Q);
              y = Transpose(Reshape(z, [N, D', M, H', W']), perm=[0, 2, 1, 3, 4])
         What stands between convolutions computes on frames too: functions of each value, also of two tensors, a Concat
-        of channels, and pools whose window has one frame. A ConvTranspose with stride S computes S * M channels, which
-        a Reshape makes frames. A tap that reads only pads is left out.
-        An InstanceNormalization computes on images (N, C, D, H * W). Native operators and the blocked layout of ONNX
-        Runtime are for images alone.
+        of channels, and pools, in each frame and then along the depth. A ConvTranspose with stride S computes S * M
+        channels, which a Reshape makes frames. A tap that reads only pads is left out. An InstanceNormalization and a
+        pool along the depth compute on images (N, C, D, H * W). Native operators and the blocked layout of ONNX Runtime
+        are for images alone.
     Left alone: opsets below 13 (``opset``); computed weights, or pads by rule (``computed``); lengths that are unknown,
         except that of the batch (``shape-unknown``); several groups in a window of several frames (``groups``); a Conv
         with fewer than 16 results that reads no frames (``narrow``); other convolutions that read none, if they are
@@ -171,6 +171,8 @@ class _Writer:
                 self._part(node, form.phases, after)
             if node.op_type == NORM:
                 self._normalize(node, after)
+            if form.along:
+                self._pool(node, form.along, replace(after, depth=before.depth), after)
         for value, uses in others.items():
             self._restore(value, self._volume(value), uses)
 
@@ -257,18 +259,20 @@ class _Writer:
         """Let an InstanceNormalization read and write images (N, C, D, H * W)."""
         value, result = node.inputs[0], node.outputs[0]
         assert value is not None
-        pixels = volume.rows * volume.columns
-        image = (volume.batch, volume.channels, volume.depth, pixels)
-        apart = (volume.batch, volume.depth, volume.channels, pixels)
-        turn = {"perm": list(TURN[:-1])}
-        before = [Step("Reshape", target=True, lengths=apart), Step("Transpose", turn, lengths=image)]
-        after = [Step("Transpose", turn, lengths=apart), Step("Reshape", target=True, lengths=_four(volume))]
-        nodes = self._chain(value, before, "image")
+        nodes = self._chain(value, _to_image(volume), "image")
         self.graph.insert_before(node, nodes)
         node.replace_input_with(0, nodes[-1].outputs[0])
-        nodes = self._chain(result, after, "frames")
+        nodes = self._chain(result, _to_frames(volume), "frames")
         self.graph.insert_after(node, nodes)
-        result.shape, self.frames[result] = ir.Shape(image), nodes[-1].outputs[0]
+        result.shape, self.frames[result] = ir.Shape(_image(volume)), nodes[-1].outputs[0]
+
+    def _pool(self, node: ir.Node, along: Mapping[str, int | list[int]], middle: Volume, volume: Volume) -> None:
+        """Put a pool along the depth behind a pool of each frame: `middle` is its result, `volume` that of both."""
+        result = node.outputs[0]
+        second = Step(node.op_type, along, lengths=_image(volume))
+        nodes = self._chain(result, [*_to_image(middle), second, *_to_frames(volume)], "frames")
+        self.graph.insert_after(node, nodes)
+        result.shape, self.frames[result] = ir.Shape(_four(middle)), nodes[-1].outputs[0]
 
     def _restore(self, value: ir.Value, volume: Volume, uses: Sequence[tuple[ir.Node, int]]) -> None:
         """Compute a volume from its frames for the readers that need it and for the user."""
@@ -324,3 +328,22 @@ def _five(volume: Volume) -> tuple[int | None, ...]:
 def _whole(volume: Volume) -> tuple[int | None, ...]:
     """Return the shape of volumes."""
     return volume.batch, volume.channels, volume.depth, volume.rows, volume.columns
+
+
+def _image(volume: Volume) -> tuple[int | None, ...]:
+    """Return the shape of volumes as images whose rows are frames."""
+    return volume.batch, volume.channels, volume.depth, volume.rows * volume.columns
+
+
+def _to_image(volume: Volume) -> list[Step]:
+    """Return the steps from frames to images whose rows are frames."""
+    batch, channels, depth, pixels = _image(volume)
+    apart = Step("Reshape", target=True, lengths=(batch, depth, channels, pixels))
+    return [apart, Step("Transpose", {"perm": list(TURN[:-1])}, lengths=_image(volume))]
+
+
+def _to_frames(volume: Volume) -> list[Step]:
+    """Return the steps from images whose rows are frames to frames."""
+    batch, channels, depth, pixels = _image(volume)
+    turned = Step("Transpose", {"perm": list(TURN[:-1])}, lengths=(batch, depth, channels, pixels))
+    return [turned, Step("Reshape", target=True, lengths=_four(volume))]

@@ -63,6 +63,13 @@ BODIES = {
     "pools": "b = MaxPool <kernel_shape = [1, 3, 3], strides = [1, 2, 2], pads = [0, 1, 1, 0, 1, 1]> (a) "
     "y = AveragePool <kernel_shape = [1, 2, 2]> (b)",
     "a pool of the depth": "b = MaxPool <kernel_shape = [2, 2, 2]> (a) y = Relu(b)",
+    "a pool of all axes": "b = MaxPool <kernel_shape = [3, 2, 3], strides = [2, 1, 2], pads = [1, 0, 1, 0, 1, 1], "
+    "dilations = [1, 2, 1]> (a) y = Relu(b)",
+    "a mean of all axes": "b = AveragePool <kernel_shape = [3, 3, 2], strides = [1, 2, 1]> (a) y = Relu(b)",
+    "a mean with pads": "b = AveragePool <kernel_shape = [3, 3, 2], pads = [1, 1, 1, 1, 0, 0], count_include_pad = 1> (a) "
+    "y = Conv(b, w)",
+    "a mean without pads": "b = AveragePool <kernel_shape = [3, 3, 2], pads = [1, 1, 1, 1, 0, 0]> (a) y = Relu(b)",
+    "a pool with a place": "b, d = MaxPool <kernel_shape = [2, 2, 2]> (a) y = Add(b, b)",
     "a gate": "p = GlobalAveragePool(a) s = Sigmoid(p) y = Mul(a, s)",
     "a gate of a convolution": "p = GlobalAveragePool(a) q = Conv(p, point) s = Sigmoid(q) d = Mul(a, s) y = Conv(d, w)",
     "a mean": "y = ReduceMean <keepdims = 0> (a, mean)",
@@ -241,3 +248,29 @@ def test_any_transposed_depth_computes_the_same(window: int, stride: int, front:
     after = outputs(lifted.model, 3)
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=2 * 864 * 1.2e-7 * float(np.abs(before).max(initial=0)))
     assert lifted.applied[0].change.applied == 2
+
+
+@settings(max_examples=60)
+@given(
+    op=st.sampled_from(["MaxPool", "AveragePool"]),
+    window=AXES,
+    strides=AXES,
+    pads=st.lists(st.integers(0, 1), min_size=6, max_size=6),
+    counted=st.booleans(),
+    batch=st.sampled_from(["1", "2", "N"]),
+)
+def test_any_pool_computes_the_same(
+    op: str,
+    window: tuple[int, int, int],
+    strides: tuple[int, int, int],
+    pads: list[int],
+    counted: bool,
+    batch: str,
+) -> None:
+    assume(all(pad < length for pad, length in zip(pads, window * 2, strict=True)))
+    mean = f", count_include_pad = {int(counted)}" if op == "AveragePool" else ""
+    attributes = f"kernel_shape = {[*window]}, strides = {[*strides]}, pads = {pads}{mean}"
+    model = network(f"b = {op} <{attributes}> (a) y = Conv(b, point)", batch)
+    before = outputs(model, 3)
+    after = outputs(lift(model), 3)
+    np.testing.assert_allclose(after, before, rtol=1e-4, atol=2 * 864 * 1.2e-7 * float(np.abs(before).max(initial=0)))

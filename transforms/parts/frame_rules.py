@@ -85,6 +85,7 @@ class Framed:
         attributes: New values of attributes.
         taps: The frames that a convolution joins along the channels of its input; None for other nodes.
         phases: The frames that the channels of one frame of the result hold, one behind the other.
+        along: The attributes of a second pool, along the depth of images (N, C, D, H * W); empty for none.
     """
 
     data: Sequence[int] = (0,)
@@ -92,6 +93,7 @@ class Framed:
     attributes: Mapping[str, int | list[int]] = field(default_factory=dict)
     taps: Taps | None = None
     phases: int = 1
+    along: Mapping[str, int | list[int]] = field(default_factory=dict)
 
 
 Rule = Callable[[ir.Node, Known], "Framed | None"]
@@ -193,11 +195,23 @@ def _phases(weights: NDArray[np.generic], stride: int, front: int, depth: int) -
 
 
 def _pooled(node: ir.Node, known: Known) -> Framed | None:
-    """A pool whose window has one frame."""
-    plain = node.attributes.get_int("ceil_mode", 0) == 0 and not any(value.name for value in node.outputs[1:])
-    if not plain or not _keeps_depth(node) or not _is_explicit(node) or window_of(node, "kernel_shape", 0)[0] != 1:
+    """A pool: in each frame, then along the depth. A mean that leaves out pads is not a mean of means."""
+    if node.attributes.get_int("ceil_mode", 0) or any(value.name for value in node.outputs[1:]):
         return None
-    return Framed(attributes=_flat(node))
+    if not _is_explicit(node) or "kernel_shape" not in node.attributes:
+        return None
+    window, pads = window_of(node, "kernel_shape", 0)[0], window_of(node, "pads", 0)
+    if window == 1 and _keeps_depth(node):
+        return Framed(attributes=_flat(node))
+    if node.op_type == "AveragePool" and any(pads) and not node.attributes.get_int("count_include_pad", 0):
+        return None
+    along: dict[str, int | list[int]] = {"kernel_shape": [window, 1], "pads": [pads[0], 0, pads[3], 0]}
+    for name in ("strides", "dilations"):
+        if name in node.attributes:
+            along[name] = [window_of(node, name, 1)[0], 1]
+    if "count_include_pad" in node.attributes:
+        along["count_include_pad"] = node.attributes.get_int("count_include_pad", 0)
+    return Framed(attributes=_flat(node), along=along)
 
 
 def _is_explicit(node: ir.Node) -> bool:
