@@ -486,8 +486,8 @@ APART: dict[str, str] = {
     "LeakyRelu": "b = LeakyRelu <alpha = 0.1> (a)",
     "Add and Relu": "s = Add(a, r)  b = Relu(s)",
     "Sigmoid": "b = Sigmoid(a)",
-    "Softmax": "b = Softmax <axis = 1> (a)",
-    "Softmax behind a Cast": "f = Cast <to = 1> (a)  b = Softmax <axis = 1> (f)",
+    "Softmax": "b = Softmax <axis = -1> (a)",
+    "Softmax behind a Cast": "f = Cast <to = 1> (a)  b = Softmax <axis = -1> (f)",
 }
 
 

@@ -75,6 +75,20 @@ def observed(model: ir.Model, groups: Iterable[Group], samples: Iterable[Sample]
         RequantError: The data do not fit the model.
     """
     axes = {name: group.tensors[name] for group in groups for name in _deciding(group) if name in group.tensors}
+    return channel_statistics(model, axes, samples)
+
+
+def channel_statistics(model: ir.Model, axes: Mapping[str, int], samples: Iterable[Sample]) -> dict[str, Channels]:
+    """Return the statistics of the channels of tensors by name. Tensors that are not finite are left out.
+
+    Args:
+        model: The model.
+        axes: The channel axis of each tensor, counted from the end.
+        samples: The samples.
+
+    Raises:
+        RequantError: The data do not fit the model.
+    """
     if not axes:
         return {}
     probe = model.clone()
@@ -149,8 +163,8 @@ def _best(
     if any(name not in known for name in _clipped(group)):
         return None
     channels = {name: known[name] for name in {*summed, *_clipped(group), *(reader.tensor for reader in readers)}}
-    activations = _relative(np.max([each.reach for each in channels.values()], axis=0))
-    weights = _relative(np.max([reader.reach / reader.reach.max(initial=TINY) for reader in readers], axis=0))
+    activations = relative(np.max([each.reach for each in channels.values()], axis=0))
+    weights = relative(np.max([reader.reach / reader.reach.max(initial=TINY) for reader in readers], axis=0))
     best, least = None, total(readers, channels, summed, np.ones(group.channels)) * (1 - LEAST_GAIN)
     for a, w in product(EXPONENTS, EXPONENTS):
         scale = _allowed(group, channels, activations**a / weights**w)
@@ -160,7 +174,7 @@ def _best(
     return best
 
 
-def _relative(ranges: Floats) -> Floats:
+def relative(ranges: Floats) -> Floats:
     """Return ranges relative to the widest one, each at least `NARROWEST`."""
     widest = float(ranges.max(initial=0.0))
     return np.maximum(ranges / widest, NARROWEST) if widest > 0 else np.ones_like(ranges)

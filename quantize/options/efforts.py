@@ -65,6 +65,7 @@ CORRECTIONS: Mapping[str, Correction] = {
         "ranges of inputs of activation functions, by the error of the function's output", ("medium", "high")
     ),
     "norms": Correction("channels scaled in front of instance norms, so that each has all steps", tuple(EFFORTS)),
+    "parts": Correction("channels scaled in front of Concats of unequal parts, so that all have steps", tuple(EFFORTS)),
     "equalize": Correction("channels scaled between layers, so that ranges lose few steps", ("high",)),
     "means": Correction("biases corrected for the error of rounded weights on mean inputs", tuple(EFFORTS)),
     "bias": Correction("biases corrected layer by layer, on outputs of the integer layers", ("medium", "high")),

@@ -43,6 +43,20 @@ def all_int8_plan(facts: Facts, plan: Plan) -> Plan:
     return with_float_results(plan_to_calibrate(facts, plan), facts)
 
 
+def observed_plan(facts: Facts, plan: Plan, *, all_int8: bool, native: bool) -> Plan:
+    """Return the plan whose ``quantized`` tensors are observed.
+
+    Args:
+        facts: The facts.
+        plan: The plan by rules.
+        all_int8: Whether a later placement may make each unit int8 that can be.
+        native: Whether native operators are wanted.
+    """
+    if all_int8 and facts.static:
+        return plan_to_calibrate(facts, plan)
+    return native_plan(facts, plan) if native and facts.static else plan
+
+
 def plan_to_calibrate(facts: Facts, plan: Plan) -> Plan:
     """Return a plan whose ``quantized`` tensors are all that any placement may quantize: these need ranges.
 

@@ -17,6 +17,7 @@ from ...calibration.range_files.decoding import convert_rows, load_document
 from ...system.writing import written_after
 from ...transforms.int8.plan import Choice, Impl, Plan
 from ...transforms.int8.reasons import NONE, other
+from ...transforms.parts.concat_scales import scales_part
 from .facts import Facts
 from .forms import possible_forms
 from .reasons import PLAN_FILE
@@ -89,6 +90,8 @@ def read_plan(path: str | os.PathLike[str], facts: Facts, rules: Plan, *, strict
     for name, row in rows.items():
         wanted = row.implementation
         if name not in options:
+            if scales_part(name, options):  # another model, of other data, may need no factor
+                continue
             raise PlanFileError(f"no unit of {name_of_file} in the model named {name!r}{near(name, options)}")
         possible = {impl.value for impl in (*options[name], Impl.FLOAT, rules.choices[name].impl)}
         if wanted not in possible and strict:

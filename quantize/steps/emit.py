@@ -21,6 +21,7 @@ from ...transforms.int8.weights import Adjustment
 from ...transforms.qdq_to_qoperator import qdq_to_qoperator
 from ...transforms.spell_slow_functions import spell_slow_functions
 from ..corrections.adjust import find_adjustments
+from ..corrections.concat_scales import scale_joined_parts
 from ..corrections.equalization import equalize_channels
 from ..corrections.norm_scales import scale_before_norms
 from ..job import Candidate, Evidence, Job, Placement, Purpose
@@ -37,6 +38,7 @@ from ..model.files import message_of
 from ..model.metadata import describe_origin
 from ..options.efforts import ADJUSTING
 from ..placement.facts import Facts, asked_facts
+from ..placement.forms import observed_plan
 from ..placement.joined_convs import sums_of, with_common_scales
 from ..placement.measuring import Write
 from ..placement.plan_file import read_plan
@@ -50,7 +52,17 @@ from .ranges import TensorRanges
 def scale_channels(job: Job) -> Job:
     """Return the job with channels scaled as the corrections say: in front of norms, and between layers."""
     job = scale_before_norms(job) if "norms" in job.corrections else job
+    job = with_plan(scale_joined_parts(job), job) if "parts" in job.corrections else job
     return equalize_channels(job) if "equalize" in job.corrections else job
+
+
+def with_plan(job: Job, before: Job) -> Job:
+    """Return a job with the plan of its simplified model, which may have other nodes than the model before."""
+    if job.simple is before.simple:
+        return job
+    facts, rules, _ = plan_by_rules(job, TensorRanges(), Evidence())
+    plan = observed_plan(facts, rules, all_int8=job.policy.all_int8, native=job.options.wants_native)
+    return replace(job, all_int8_plan=plan)
 
 
 def plan_by_rules(job: Job, ranges: TensorRanges, evidence: Evidence) -> tuple[Facts, Plan, Write]:
@@ -207,6 +219,7 @@ def _corrections(job: Job, ranges: TensorRanges, plan: Plan, adjusted: Mapping[s
     found = {
         "results": not ranges.by_results.isdisjoint(plan.observed),
         "norms": "norms" in job.scaled and bool(plan.observed),
+        "parts": "parts" in job.scaled and bool(plan.observed),
         "equalize": "equalize" in job.scaled and bool(plan.observed),
         "means": bool(with_means - shifted),
         "bias": bool(shifted),

@@ -36,7 +36,7 @@ from ..options.policy import Policy
 from ..options.selection import Selection
 from ..placement.costs import read as read_costs
 from ..placement.facts import asked_facts
-from ..placement.forms import native_plan, plan_to_calibrate
+from ..placement.forms import observed_plan
 from ..placement.plan_file import operators_in, read_plan, unnamed
 from ..placement.rules import choose, choose_by
 from ..runtime.isa import resolve
@@ -254,9 +254,7 @@ def _plan(model: ir.Model, selection: Selection, types: Mapping[str, str], reque
     plan = choose_by(facts, model)
     if policy.plan is not None:
         read_plan(policy.plan, facts, plan)  # refuse a plan that does not fit before any observation
-    if policy.all_int8 and facts.static:
-        return plan_to_calibrate(facts, plan)
-    return native_plan(facts, plan) if options.wants_native and facts.static else plan
+    return observed_plan(facts, plan, all_int8=policy.all_int8, native=options.wants_native)
 
 
 def _folded(model: ir.Model, selection: Selection, types: Mapping[str, str]) -> list[str]:

@@ -190,8 +190,8 @@ def test_each_effort_takes_its_corrections() -> None:
     assert {effort: chosen(effort, None) for effort in EFFORTS} == {
         effort: {name for name, row in CORRECTIONS.items() if effort in row.efforts} for effort in EFFORTS
     }
-    assert chosen("low", None) == {"norms", "means"}
-    assert {"norms", "means", "bias", "rounding"} <= chosen("medium", None) <= chosen("high", None)
+    assert chosen("low", None) == {"norms", "parts", "means"}
+    assert {"norms", "parts", "means", "bias", "rounding"} <= chosen("medium", None) <= chosen("high", None)
     assert chosen("low", ("rounding",)) == {"rounding"}
     assert chosen("high", ()) == frozenset()
 
@@ -313,7 +313,7 @@ def test_a_piece_that_does_not_run_ends_the_corrections(model: Path, monkeypatch
         ({"corrections": ()}, {"corrections": []}),
         ({"corrections": ("rounding", "bias")}, {"corrections": ["bias", "rounding"]}),
         ({"corrections": tuple(sorted(chosen("medium", None)))}, {}),
-        ({"effort": "low"}, {"effort": "low", "corrections": ["means", "norms"], "calibration": "minmax"}),
+        ({"effort": "low"}, {"effort": "low", "corrections": ["means", "norms", "parts"], "calibration": "minmax"}),
     ],
     ids=["default", "high", "none", "named", "the-same", "low"],
 )
