@@ -159,7 +159,7 @@ class _Writer:
         reads = {value: [(use.node, use.idx) for use in value.uses()] for value in results}
         others = {value: [read for read in uses if not self._is_data(*read)] for value, uses in reads.items()}
         for node, form in self.found.items():
-            before, after = self._volume(node.inputs[0]), self._volume(node.outputs[0])
+            before, after = self._volume(node.inputs[form.data[0]]), self._volume(node.outputs[0])
             for index in form.data:
                 value = node.inputs[index]
                 assert value is not None

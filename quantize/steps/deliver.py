@@ -206,7 +206,7 @@ def _simplified_or_restored(job: Job, rejected: Trial, reason: str) -> _FloatMod
         rejected: The INT8 model that is not written.
         reason: Why it is not written.
     """
-    plan = rejected.candidate.plan
+    plan = _plan_of(job, rejected.candidate.plan)
     in_float = _float_candidate(job, rejected.candidate, plan, reason)
     simple = judge(job, in_float) if plan.has_int8 else replace(rejected, candidate=in_float)
     faster = bool(simple.latencies) and all(each.speedup >= WORTHWHILE for each in simple.latencies)
@@ -217,6 +217,14 @@ def _simplified_or_restored(job: Job, rejected: Trial, reason: str) -> _FloatMod
             return _FloatModel(given, tried, "given", reason, _simplified_text(given.all_int8_plan))
         reason += f"; the given model leaves only {tried.accuracy.worst_sqnr_db:.1f} dB"
     return _FloatModel(job, simple, "float", reason, _simplified_text(plan))
+
+
+def _plan_of(job: Job, plan: Plan) -> Plan:
+    """Return a plan for the operators of a job, with the choices of one that may have operators of a correction too."""
+    own = job.all_int8_plan
+    if own.units == plan.units:
+        return plan
+    return own.with_choices({unit.name: plan.choices[unit.name] for unit in own.units if unit.name in plan.choices})
 
 
 def _simplified_text(plan: Plan) -> str:

@@ -68,9 +68,9 @@ def remake(
         candidate = correct(job, ranges, write(read_plan(recipe.plan, facts, rules)))
         return as_written(candidate.model, job, ranges, candidate.plan, written)
     kept = (job.unscaled or job) if written == "float" else as_given(job, simplified=written == "given")
-    model = kept.simple.clone()
+    model = (kept.simple if written == "unsimplified" else kept.spelled).clone()
     describe_origin(model, (), {}, job.asked())
-    return as_written(model, kept, ranges, all_float(rules if written == "float" else kept.all_int8_plan), written)
+    return as_written(model, kept, ranges, all_float(kept.all_int8_plan), written)
 
 
 def all_float(plan: Plan) -> Plan:

@@ -55,6 +55,7 @@ BODIES = {
     "functions": "b = Sigmoid(a) d = Mul(a, b) e = Clip(d) y = LeakyRelu <alpha = 0.1> (e)",
     "constants of channels": "b = Add(a, slope) d = Mul(b, whole) e = Mul(d, one) y = PRelu(e, slope)",
     "a constant of columns": "b = Add(a, columns) y = Conv(b, w)",
+    "a constant in front": "b = Sub(slope, a) d = Mul(one, b) y = Sub(a, d)",
     "a constant of the depth": "y = Add(a, places)",
     "a norm of batches": "y = BatchNormalization(a, g, c, m, n)",
     "a norm of instances": "b = InstanceNormalization(a, g, c) d = Relu(b) y = Conv(d, w)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,17 @@ def test_a_plan_gives_the_same_model_again(tmp_path: Path) -> None:
         for path in (first, second)
     ]
     assert constants[0] == constants[1]
+
+
+def test_where_all_stays_float_the_model_has_no_factors(tmp_path: Path) -> None:
+    model = written(tmp_path, 16)
+    quantized(model, "first")
+    plan = tmp_path / "first.plan.json"
+    plan.write_text(re.sub(r'"implementation": "[^"]*"', '"implementation": "float"', plan.read_text()))
+    run = quantize_model(model, feeds(), tmp_path / "float.onnx", Options(effort="low", plan=plan, seconds=0.01))
+    assert run.why_not
+    assert "skip/part1" not in {node.name for node in run.float_nodes}
+    assert "Mul" not in {node.op_type for node in onnx.load(tmp_path / "float.onnx").graph.node}
 
 
 def _directly() -> JoinedParts:
