@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .graphs.inference import stand_ins
+from .graphs.opsets import AXES_ARE_INPUT
 from .graphs.queries import computing_nodes, constant, graph_of, node_name
 from .graphs.rewriter import (
     add_initializer,
@@ -21,8 +22,6 @@ from .graphs.rewriter import (
     unused_name,
 )
 from .registry import Change, LeftAlone, transform
-
-AXES_ARE_INPUTS = 13  # the first opset in which Squeeze, Unsqueeze and ReduceSum have the axes as an input
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class _Writer:
 
     def over_axes(self, op: str, value: ir.Value, axes: Sequence[int], **attributes: object) -> ir.Value:
         """Insert a Squeeze, Unsqueeze or ReduceSum."""
-        if self.opset >= AXES_ARE_INPUTS:
+        if self.opset >= AXES_ARE_INPUT:
             return self.add(op, value, self.integers("axes", axes), **attributes)
         return self.add(op, value, axes=list(axes), **attributes)
 

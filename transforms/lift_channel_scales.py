@@ -49,7 +49,7 @@ def lift_channel_scales(model: ir.Model) -> Change:
     After:   y = Add(MaxPool(Relu(Mul(Conv(x, W, b), g))), beta - mean * g);                y = Relu(Mul(Conv(x, W), s))
         with g = gamma / sqrt(var + epsilon). `fold_batch_norms` folds g and s, both of shape (C, 1, 1), into the
         weights. Keras models have their norms behind the activations, and tf2onnx writes such a norm as Mul and Add.
-        In uint8 the channels behind a norm have like ranges, those before it have not. Between the linear operator
+        In uint8 the channels behind a norm have similar ranges, those before it have not. Between the linear operator
         and the factors may be Relu, LeakyRelu, PRelu, MaxPool, AveragePool and their global forms, and, behind the
         linear operator, another norm.
     Left alone: an inner tensor that has other readers or is a graph output (``shared``), a factor of 0 or below

@@ -9,15 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from .graphs.inference import Known
+from .graphs.opsets import AXES_ARE_INPUT
 from .graphs.queries import axes_of, computing_graphs, constant, is_standard, made_by, sole_reader
 from .graphs.rewriter import add_initializer, discard, names, unused_name
 from .patterns import pads
 from .patterns.elementwise import CHANNELWISE, ELEMENTWISE
 from .patterns.group_norms import INSTANCE, OPERATORS
-from .patterns.linear import CONVOLUTIONS
+from .patterns.linear import CONVOLUTIONS, convolves
 from .registry import Change, transform
 
-AXES_ARE_INPUT = 13  # the opset from which the axes of Unsqueeze and Squeeze are inputs
 SEQUENCE = 3  # axes: batch, channels, time
 ROW = 2  # the axis of the only row of an image, in front of time
 NARROW = range(4, 16)
@@ -73,7 +73,7 @@ def lift_sequence_convs(model: ir.Model) -> Change:
         channels with windows shorter than 3.
     """
     change = Change()
-    convs = [(node, graph) for graph in computing_graphs(model) for node in graph if _is_seed(node)]
+    convs = [(node, graph) for graph in computing_graphs(model) for node in graph if convolves(node, SEQUENCE)]
     if not convs:
         return change
     if model.opset_imports.get("", 0) < AXES_ARE_INPUT:
@@ -90,15 +90,6 @@ def lift_sequence_convs(model: ir.Model) -> Change:
             else:
                 change.skip("narrow" if _is_narrow(node) else "computed")
     return change
-
-
-def _is_seed(node: ir.Node) -> bool:
-    """Return whether a node is a convolution of a sequence, by the rank of its weights."""
-    if node.domain or node.op_type not in CONVOLUTIONS or len(node.inputs) < 2 or node.inputs[1] is None:
-        return False
-    weights = constant(node.inputs[1])
-    shape = node.inputs[1].shape if weights is None else weights.shape
-    return shape is not None and len(shape) == SEQUENCE
 
 
 def _is_narrow(node: ir.Node) -> bool:
@@ -120,7 +111,7 @@ def _found(graph: ir.Graph, known: Known) -> dict[ir.Node, Lifted]:
     images: set[ir.Value] = set()
     for node in graph:
         read = [value for value in node.inputs if value is not None]
-        begins = _is_seed(node)
+        begins = convolves(node, SEQUENCE)
         reads = bool(images.intersection(read)) or _regrouping(node) in found
         if node.domain or not (reads or begins) or (begins and _is_narrow(node)):
             continue

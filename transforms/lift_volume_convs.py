@@ -9,12 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from .graphs.inference import Known
+from .graphs.opsets import AXES_ARE_INPUT
 from .graphs.queries import computing_graphs, constant
 from .graphs.rewriter import add_initializer, discard, names, unused_name
-from .parts.frame_rules import NORM, Framed, Taps, Volume, bytes_of, framed, is_volume_conv, volume_of
+from .parts.frame_rules import NORM, VOLUME, Framed, Taps, Volume, bytes_of, framed, volume_of
+from .patterns.linear import convolves
 from .registry import Change, transform
 
-AXES_ARE_INPUT = 13  # the opset from which the models that are rewritten are
 TURN = (0, 2, 1, 3, 4)
 """The order of axes in which the frames of a volume follow each other: it swaps depth and channels."""
 BLOCK = 16
@@ -42,11 +43,11 @@ def lift_volume_convs(model: ir.Model) -> Change:
     Left alone: opsets below 13 (``opset``); computed weights, or pads by rule (``computed``); lengths that are unknown,
         except that of the batch (``shape-unknown``); several groups in a window of several frames (``groups``); a Conv
         with fewer than 16 results that reads no frames (``narrow``); other convolutions that read none, if they are
-        ConvTransposes or have one value of a frame in their windows, and a ConvTranspose with a dilated depth, or whose
-        result has not as many frames for each frame as the stride says (``alone``); taps beyond 1 GiB (``large``).
+        ConvTransposes or have one value of a frame in their windows, and a ConvTranspose whose depth is dilated, or is
+        not the stride times the depth of its input (``alone``); taps beyond 1 GiB (``large``).
     """
     change = Change()
-    convs = [(node, graph) for graph in computing_graphs(model) for node in graph if is_volume_conv(node)]
+    convs = [(node, graph) for graph in computing_graphs(model) for node in graph if convolves(node, VOLUME)]
     if not convs:
         return change
     if model.opset_imports.get("", 0) < AXES_ARE_INPUT:
@@ -106,7 +107,7 @@ def _found(graph: ir.Graph, known: Known) -> dict[ir.Node, Framed]:
     found: dict[ir.Node, Framed] = {}
     frames: set[ir.Value | None] = set()
     for node in graph:
-        conv = is_volume_conv(node)
+        conv = convolves(node, VOLUME)
         if frames.isdisjoint(node.inputs) and not (conv and _begins(node)):
             continue
         form = None if conv and _obstacle(node, known) else framed(node, known)
@@ -231,17 +232,12 @@ class _Writer:
         nodes = self._chain(value, front, "padded")
         whole = nodes[-1].outputs[0] if nodes else value
         part = (*lengths[:axis], taps.count, *lengths[axis + 1 :])
-        ends = [start + (taps.count - 1) * taps.stride + 1 for start in taps.starts]
-        numbers = [
-            tuple(np.asarray([number], np.int64) for number in (start, end, axis, taps.stride))
-            for start, end in zip(taps.starts, ends, strict=True)
-        ]
-        parts = [self._chain(whole, [Step("Slice", arrays=arrays, lengths=part)], "tap") for arrays in numbers]
-        nodes += [each for chain in parts for each in chain]
+        parts = [self._node([whole], each, f"{value.name}/tap") for each in _slices(taps, axis, part)]
+        nodes += parts
         made = replace(volume, depth=taps.count, channels=volume.channels * len(parts))
         if len(parts) > 1:
             joined = Step("Concat", {"axis": axis + 1}, lengths=(_five(made) if axis else _four(made)))
-            nodes.append(self._node([chain[-1].outputs[0] for chain in parts], joined, f"{value.name}/taps"))
+            nodes.append(self._node([each.outputs[0] for each in parts], joined, f"{value.name}/taps"))
         if axis:
             nodes += self._chain(nodes[-1].outputs[0], [Step("Reshape", target=True, lengths=_four(made))], "taps")
         self.graph.insert_before(node, nodes)
@@ -313,6 +309,13 @@ class _Writer:
         result = node.outputs[0]
         result.name, result.type, result.shape = name, inputs[0].type, ir.Shape(step.lengths)
         return node
+
+
+def _slices(taps: Taps, axis: int, lengths: Sequence[int | None]) -> list[Step]:
+    """Return the steps that take the frames of each tap from padded frames; `lengths` is the shape of a result."""
+    reach = (taps.count - 1) * taps.stride + 1
+    bounds = [(start, start + reach, axis, taps.stride) for start in taps.starts]
+    return [Step("Slice", arrays=[np.asarray([each], np.int64) for each in row], lengths=lengths) for row in bounds]
 
 
 def _four(volume: Volume) -> tuple[int | None, ...]:

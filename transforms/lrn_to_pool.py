@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from .graphs.inference import Known
+from .graphs.opsets import AXES_ARE_INPUT
 from .graphs.queries import computing_nodes, graph_of, node_name
 from .graphs.rewriter import add_initializer, insert_before, names, replace_by_earlier, unused_name
-from .lift_sequence_convs import AXES_ARE_INPUT
 from .registry import Change, transform
 
 IMAGE = 4  # axes: batch, channels, rows, columns

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from .graphs.opsets import REDUCED_AXES_ARE_INPUT
 from .graphs.queries import MS, graph_of, key, one_number, plain_shape, producer_of, sole_reader
 from .graphs.rewriter import add_initializer, names, unused_name
 from .patterns.attention import GROUP_QUERY
@@ -15,7 +16,6 @@ from .registry import Change, LeftAlone, transform
 
 ZERO_POINT, MOST = 128, 127
 AXES, ROWS = 4, 2  # (batch, heads, rows, columns)
-AXES_AS_INPUT = 18  # the opset from which the axes of a ReduceMax are an input
 CLIP_WITH_INPUTS = 11  # the opset from which the bounds of a Clip are inputs
 PASTS: Mapping[str, tuple[int, int]] = {"Attention": (4, 5), f"{MS}.MultiHeadAttention": (6, 7), GROUP_QUERY: (3, 4)}
 """By operator: the places of the keys and the values of earlier runs. The second and third results have all rows."""
@@ -63,7 +63,7 @@ class _Rewrite:
 
     def rounded(self, rows: ir.Value, stem: str) -> tuple[list[ir.Node], ir.Value, ir.Value]:
         """Return the nodes that round rows, the bytes, and the scale of each row."""
-        number, modern = self.constant, self.model.opset_imports.get("", 0) >= AXES_AS_INPUT
+        number, modern = self.constant, self.model.opset_imports.get("", 0) >= REDUCED_AXES_ARE_INPUT
         axes = [self.constant("columns", [AXES - 1])] if modern else []
         uint8 = {"to": int(ir.DataType.UINT8)}
         nodes = self.chain(

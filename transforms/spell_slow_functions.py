@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .graphs.inference import Known
+from .graphs.opsets import AXES_ARE_INPUT, REDUCED_AXES_ARE_INPUT
 from .graphs.queries import (
     computing_graphs,
     constant,
@@ -23,8 +24,6 @@ from .graphs.queries import (
     sole_reader,
 )
 from .graphs.rewriter import add_initializer, insert_before, names, remove_unread, replace_by_earlier, unused_name
-from .lift_sequence_convs import AXES_ARE_INPUT
-from .quantize_caches import AXES_AS_INPUT
 from .registry import Change, transform
 
 BROADCASTS = 8  # the opset from which Max and Min broadcast
@@ -104,9 +103,9 @@ def spell_slow_functions(model: ir.Model) -> Change:
 
     Results differ by rounding; what is behind the logarithm is the rounding error of u. A root of -infinity is NaN, as
     it is of other negative numbers; Pow returns a number. On one core the functions of the first two rows take a tenth
-    to a third of the time, PRelu a ninth, powers a tenth, Elu and Celu two thirds, a Softmax of two a fifteenth to a
-    third, one over channels a seventh to two thirds. `requant quantize` runs this last: native operators are found by
-    the single operators.
+    to a third of the time, PRelu a ninth, powers a tenth, Elu and Celu two thirds, a Softmax of two a fifteenth to
+    four fifths, one over channels a seventh to four fifths. `requant quantize` runs this last: native operators are
+    found by the single operators.
     Left alone: other types than float32 (``not-float32``); opsets below 8 (``old-opset``); other powers; an alpha of a
         Celu that is not above 0; the Tanh or Softplus of a Mish with other readers (the Softplus alone is written); a
         Softmax below opset 13, of unknown rank, of fewer than 512 values, or, over more than two values, with fewer
@@ -274,7 +273,7 @@ def _softmax(writer: _Writer) -> ir.Value | None:
 
 
 def _softmax_of_two(writer: _Writer, axis: int) -> ir.Value:
-    """Write a Softmax over an axis of length 2. The Sigmoid of the runtime has no digits where the result is small."""
+    """Write a Softmax over an axis of length 2. A Sigmoid of the runtime would lose the digits of small results."""
     add, x, along = writer.add, writer.x, writer.index(axis)
     bounds = [writer.index(bound) for bound in range(3)]
     one, two = (add("Slice", x, begin, end, along) for begin, end in pairwise(bounds))
@@ -286,7 +285,7 @@ def _softmax_of_two(writer: _Writer, axis: int) -> ir.Value:
 def _softmax_over(writer: _Writer, axis: int) -> ir.Value:
     """Write a Softmax over an axis that is not the last one."""
     add, x, along = writer.add, writer.x, writer.index(axis)
-    most = add("ReduceMax", x, along) if writer.opset >= AXES_AS_INPUT else add("ReduceMax", x, axes=[axis])
+    most = add("ReduceMax", x, along) if writer.opset >= REDUCED_AXES_ARE_INPUT else add("ReduceMax", x, axes=[axis])
     power = add("Exp", add("Sub", x, most))
     return add("Div", power, add("ReduceSum", power, along))
 

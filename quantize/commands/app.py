@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +61,8 @@ def _one_line_error(error: click.UsageError) -> click.ClickException:
 
 def _resembles(option: str, typed: str) -> bool:
     """Whether an option is near enough to a typed one to be meant: the dashes do not count."""
+    from difflib import SequenceMatcher
+
     one, other = (name.lstrip("-") for name in (option, typed))
     return one.startswith(other) or other.startswith(one) or SequenceMatcher(None, one, other).ratio() >= ALIKE
 

@@ -1,4 +1,4 @@
-"""Scale the parts of a Concat to like ranges: each channel gets the steps that its values need.
+"""Scale the parts of a Concat to similar ranges: each channel gets the steps that its values need.
 
 The result of a Concat has one step. A part with 1 / r of the range has r^2 times the relative noise power: a matting
 network joins features of [-23, 57] and an image of [0, 1], which has 3 of the 256 steps. A factor in front of the
@@ -34,7 +34,7 @@ LEAST_GAIN = 0.5
 
 
 def scale_joined_parts(job: Job) -> Job:
-    """Return a job whose simplified model has the parts of Concats in like ranges.
+    """Return a job whose simplified model has the parts of Concats in similar ranges.
 
     The factors go into the weights that make a part where they can; else a Mul is new, which the plan of the job does
     not know. The job is returned as it is where nothing gains, and `Job.unscaled` is the job before. Tensors with
@@ -63,7 +63,7 @@ def scale_joined_parts(job: Job) -> Job:
         return job
     lift_channel_scales(model)
     fold_batch_norms(model)
-    note = f"parts of {number_of(count, 'Concat')} scaled to like ranges"
+    note = f"parts of {number_of(count, 'Concat')} scaled to similar ranges"
     source = serialize(model, job.folder)
     scaled, before = job.scaled | {"parts"}, job.unscaled or job
     return replace(job, simple=model, float_source=source, notes=(*job.notes, note), scaled=scaled, unscaled=before)

@@ -52,11 +52,11 @@ from .ranges import TensorRanges
 def scale_channels(job: Job) -> Job:
     """Return the job with channels scaled as the corrections say: in front of norms, and between layers."""
     job = scale_before_norms(job) if "norms" in job.corrections else job
-    job = with_plan(scale_joined_parts(job), job) if "parts" in job.corrections else job
+    job = _with_plan(scale_joined_parts(job), job) if "parts" in job.corrections else job
     return equalize_channels(job) if "equalize" in job.corrections else job
 
 
-def with_plan(job: Job, before: Job) -> Job:
+def _with_plan(job: Job, before: Job) -> Job:
     """Return a job with the plan of its simplified model, which may have other nodes than the model before."""
     if job.simple is before.simple:
         return job

@@ -16,6 +16,8 @@ from requant.transforms.graphs.rewriter import add_initializer
 from requant.transforms.patterns.linear import CONVOLUTIONS
 from requant.transforms.pipelines.pipeline import parse
 
+from ..stored import store
+
 SHAPES = {
     "w": (16, 16, 3),
     "dw": (16, 1, 5),
@@ -92,12 +94,7 @@ def network(body: str) -> ir.Model:
         net (float[2,16,12] x, bool yes) => (y) {{ {FIRST} {body} }}""")
     arrays: dict[str, NDArray[np.generic]] = {name: rng.random(shape).astype("f4") for name, shape in SHAPES.items()}
     arrays |= {name: np.asarray(values, np.int64) for name, values in INTEGERS.items()}
-    for node in model.graph:
-        for index, value in enumerate(node.inputs):
-            if value is not None and value.name in arrays:
-                if value.name not in model.graph.initializers:
-                    add_initializer(model.graph, value.name, arrays[value.name])
-                node.replace_input_with(index, model.graph.initializers[value.name])
+    store(model, arrays)
     model.graph.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     return model
 

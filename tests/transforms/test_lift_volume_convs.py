@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from requant.transforms import run
 from requant.transforms.graphs.queries import constant, every_node
-from requant.transforms.graphs.rewriter import add_initializer
 from requant.transforms.patterns.linear import CONVOLUTIONS
 from requant.transforms.pipelines.pipeline import parse
+
+from ..stored import store
 
 SHAPES = {
     "w": (16, 16, 3, 3, 3),
@@ -91,12 +92,7 @@ def network(body: str, batch: str = "1", shapes: dict[str, tuple[int, ...]] = SH
             [conv] a = Conv <pads = [1, 1, 1, 1, 1, 1]> (x, w) {body} }}""")
     arrays: dict[str, NDArray[np.generic]] = {name: rng.random(shape).astype("f4") for name, shape in shapes.items()}
     arrays |= {name: np.asarray(values, np.int64) for name, values in INTEGERS.items()}
-    for node in model.graph:
-        for index, value in enumerate(node.inputs):
-            if value is not None and value.name in arrays:
-                if value.name not in model.graph.initializers:
-                    add_initializer(model.graph, value.name, arrays[value.name])
-                node.replace_input_with(index, model.graph.initializers[value.name])
+    store(model, arrays)
     model.graph.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     return model
 

@@ -1,8 +1,8 @@
 """The channels of a Concat with a scale each, where the weights behind it take the scales out again.
 
 In uint8 the result of a Concat has one step, and a part whose range is narrow has few steps of it. With a factor for
-each channel in front of the Concat, and the weights that read the channel divided by it, all parts have like ranges. If
-each factor is a power of two, even the rounding of the float model is the same.
+each channel in front of the Concat, and the weights that read the channel divided by it, all parts have similar
+ranges. If each factor is a power of two, even the rounding of the float model is the same.
 """
 
 from __future__ import annotations

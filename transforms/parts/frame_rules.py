@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..graphs.inference import Known
 from ..graphs.queries import Shape, constant
 from ..patterns.elementwise import CHANNELWISE, ELEMENTWISE
-from ..patterns.linear import CONVOLUTIONS
+from ..patterns.linear import CONVOLUTIONS, convolves
 
 VOLUME = 5  # axes: batch, channels, depth, rows, columns
 CHANNELS, DEPTH = 1, 2
@@ -145,13 +145,9 @@ def _transposed(node: ir.Node, known: Known) -> Framed | None:
     """A ConvTranspose: the frames that one frame of the input adds to, for each place in a stride, are channels."""
     volume, weights = volume_of(known, node.inputs[0]), constant(node.inputs[1])
     result = volume_of(known, node.outputs[0])
-    if (
-        volume is None
-        or result is None
-        or weights is None
-        or not _is_explicit(node)
-        or "output_shape" in node.attributes
-    ):
+    if not _is_explicit(node) or "output_shape" in node.attributes:
+        return None
+    if volume is None or result is None or weights is None:
         return None
     stride, bias = window_of(node, "strides", 1)[0], node.inputs[2] if len(node.inputs) > 2 else None
     if weights.shape[2] == 1 and _keeps_depth(node) and result.depth == volume.depth:
@@ -309,21 +305,12 @@ def framed(node: ir.Node, known: Known) -> Framed | None:
     """Return how a node computes on frames; None if it does not, or if shapes are unknown."""
     if node.domain or node.op_type not in RULES or volume_of(known, node.outputs[0]) is None:
         return None
-    if node.op_type in CONVOLUTIONS and not is_volume_conv(node):
+    if node.op_type in CONVOLUTIONS and not convolves(node, VOLUME):
         return None
     found = RULES[node.op_type](node, known)
     if found is None or any(volume_of(known, node.inputs[index]) is None for index in found.data):
         return None
     return found
-
-
-def is_volume_conv(node: ir.Node) -> bool:
-    """Return whether a node is a convolution of volumes, by the rank of its weights."""
-    if node.domain or node.op_type not in CONVOLUTIONS or len(node.inputs) < 2 or node.inputs[1] is None:
-        return False
-    weights = constant(node.inputs[1])
-    shape = node.inputs[1].shape if weights is None else weights.shape
-    return shape is not None and len(shape) == VOLUME
 
 
 def bytes_of(volume: Volume, taps: Taps) -> int:

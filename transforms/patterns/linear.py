@@ -25,6 +25,15 @@ DEVIATIONS = 3
 """Standard deviations around the mean in which the values of a channel are expected."""
 
 
+def convolves(node: ir.Node, rank: int) -> bool:
+    """Return whether a node is a convolution of tensors of some rank, by the rank of its weights."""
+    if node.domain or node.op_type not in CONVOLUTIONS or len(node.inputs) < 2 or node.inputs[1] is None:
+        return False
+    weights = constant(node.inputs[1])
+    shape = node.inputs[1].shape if weights is None else weights.shape
+    return shape is not None and len(shape) == rank
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """The constants of a linear node, as ``y = linear(x, weight) + bias``.

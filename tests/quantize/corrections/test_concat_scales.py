@@ -1,4 +1,4 @@
-"""The parts of a Concat get like ranges; the float model computes the same, and INT8 gains."""
+"""The parts of a Concat get similar ranges; the float model computes the same, and INT8 gains."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from requant.quantize.runtime.progress import silent
 from requant.quantize.steps.emit import scale_channels
 from requant.quantize.steps.prepare import prepare
 from requant.transforms.parts.concat_scales import JoinedParts, find_joined
+
+from ...stored import constants_of
 
 INT8 = onnx.TensorProto.INT8
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
@@ -104,7 +106,7 @@ def test_the_float_model_computes_the_same(tmp_path: Path) -> None:
     scaled = scale_channels(job)
     assert scaled.unscaled is job
     assert scaled.scaled == {"parts"}
-    assert any("1 Concat scaled to like ranges" in note for note in scaled.notes)
+    assert any("1 Concat scaled to similar ranges" in note for note in scaled.notes)
     before, after = (open_session(serialize(each.simple)).run(None, feeds(1)[0])[0] for each in (job, scaled))
     np.testing.assert_allclose(before, after, rtol=0, atol=1e-5)
     added = {unit.name for unit in scaled.all_int8_plan.units} - {unit.name for unit in job.all_int8_plan.units}
@@ -115,11 +117,7 @@ def test_a_plan_gives_the_same_model_again(tmp_path: Path) -> None:
     model = written(tmp_path, 16)
     first = quantized(model, "first")
     second = quantized(model, "second", place="rules", plan=tmp_path / "first.plan.json")
-    constants = [
-        {each.name: numpy_helper.to_array(each).tobytes() for each in onnx.load(path).graph.initializer}
-        for path in (first, second)
-    ]
-    assert constants[0] == constants[1]
+    assert constants_of(first) == constants_of(second)
 
 
 def test_where_all_stays_float_the_model_has_no_factors(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from requant.quantize.steps.remake import Recipe, remake
 from requant.quantize.steps.worth import WhyNot
 from requant.transforms.parts.norm_scales import NormedChannels, find_normed
 
+from ...stored import constants_of
+
 TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[1, 8, 16, 16] x) => (float[1, 8, 16, 16] y) {
     [first] t = Conv <pads = [1, 1, 1, 1]> (x, w, b)
@@ -84,11 +86,7 @@ def test_a_plan_gives_the_same_model_again(tmp_path: Path) -> None:
     model = written(tmp_path, 30)
     first = quantized(model, "first")
     second = quantized(model, "second", place="rules", plan=tmp_path / "first.plan.json")
-    constants = [
-        {each.name: numpy_helper.to_array(each).tobytes() for each in onnx.load(path).graph.initializer}
-        for path in (first, second)
-    ]
-    assert constants[0] == constants[1]
+    assert constants_of(first) == constants_of(second)
 
 
 def test_the_job_before_is_kept(tmp_path: Path) -> None:
